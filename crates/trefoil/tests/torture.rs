@@ -29,8 +29,11 @@ use std::time::{Duration, Instant};
 use trefoil::task;
 use trefoil::{Builder, Runtime};
 
-/// The number of goroutines of each kind.
-const EACH: usize = 3;
+/// The number of goroutines of each kind. At least two: some take turns.
+fn each() -> usize {
+    rounds(2, 3)
+}
+
 /// How much longer a run may last until each worker has finished a round.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -97,7 +100,7 @@ fn torture(procs: usize, time: Duration) {
     let kinds: Vec<_> = KINDS.iter().chain(registers::KINDS).copied().collect();
     let (rounds, stats) = rt.run(|| {
         let start = Instant::now();
-        let workers: Vec<_> = (0..kinds.len() * EACH)
+        let workers: Vec<_> = (0..kinds.len() * each())
             .map(|i| {
                 let (name, work) = kinds[i % kinds.len()];
                 let id = i / kinds.len();
@@ -257,7 +260,7 @@ fn condvar(shared: &Arc<Shared>, id: usize) {
         }
         turn = shared.turned.wait_timeout(turn, Duration::from_millis(100)).unwrap().0;
     }
-    *turn = (id + 1) % EACH;
+    *turn = (id + 1) % each();
     shared.turns.fetch_add(1, SeqCst);
     shared.turned.notify_all();
 }

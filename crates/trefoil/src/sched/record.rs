@@ -46,7 +46,7 @@ use crate::arch;
 use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus};
-use crate::sched::runnable::{Runnable, Unpacked};
+use crate::sched::runnable::{RunHead, Runnable, Unpacked};
 use crate::sched::task::Task;
 use crate::sched::trigger::{Incident, Noticed, RunnableTable};
 use crate::sched::wait::reason::WaitReason;
@@ -63,9 +63,9 @@ use std::time::Duration;
 pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
 /// The words from one clock to the next, unless a slow path writes one sooner, or the program wants
 /// one for each event.
-const WORDS_PER_CLOCK: u32 = 64;
-/// How far ahead of the writer the memory of a ring is loaded: two cache lines.
-const PREFETCHED_WORDS: usize = 16;
+const WORDS_PER_CLOCK: u32 = 128;
+/// The words of a cache line.
+const WORDS_PER_LINE: usize = 8;
 /// Words of the smallest and of the largest ring, as powers of two.
 const MIN_WORDS_LOG: u32 = 10;
 const MAX_WORDS_LOG: u32 = 30;
@@ -116,25 +116,34 @@ pub(crate) enum Stop {
     Parked(WaitReason),
 }
 
-impl Stop {
+/// A [`Stop`] as a word has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StopCode(u8);
+
+impl StopCode {
+    pub(crate) const NOTHING: StopCode = StopCode(0);
+    pub(crate) const YIELDED: StopCode = StopCode(1);
+    pub(crate) const PREEMPTED: StopCode = StopCode(2);
+    pub(crate) const ENDED: StopCode = StopCode(3);
+    /// The code of a wait is this and the number of its reason.
     const PARKED: u8 = 16;
 
-    fn code(self) -> u8 {
-        match self {
-            Stop::Nothing => 0,
-            Stop::Yielded => 1,
-            Stop::Preempted => 2,
-            Stop::Ended => 3,
-            Stop::Parked(reason) => Stop::PARKED + reason as u8,
-        }
+    /// Returns the code of what waits for the reason in its head.
+    #[inline(always)]
+    pub(crate) fn parked(head: &RunHead) -> StopCode {
+        StopCode(StopCode::PARKED + head.reason_code())
     }
+}
 
+impl Stop {
     pub(crate) fn from_code(code: u8) -> Stop {
-        match code {
-            1 => Stop::Yielded,
-            2 => Stop::Preempted,
-            3 => Stop::Ended,
-            Stop::PARKED.. => Stop::Parked(WaitReason::from_u8(code - Stop::PARKED)),
+        match StopCode(code) {
+            StopCode::YIELDED => Stop::Yielded,
+            StopCode::PREEMPTED => Stop::Preempted,
+            StopCode::ENDED => Stop::Ended,
+            StopCode(StopCode::PARKED..) => {
+                Stop::Parked(WaitReason::from_u8(code - StopCode::PARKED))
+            }
             _ => Stop::Nothing,
         }
     }
@@ -203,11 +212,15 @@ impl Word {
 /// lines, which CPUs fetch together: each event writes to its ring.
 #[repr(C, align(128))]
 pub(crate) struct Ring {
-    // First cache line: what an event touches.
+    // First cache line: what an event touches. An event of a fast path touches the first two.
     /// A power of two of them.
     words: Box<[AtomicU64]>,
     /// How many words were ever written.
     written: AtomicU64,
+    /// The writer's: an event of a fast path at this number of words, or later, is not fast:
+    /// [`Ring::rare_event`]. Not above `clock_at`, and 0 while there is a table of runnable
+    /// goroutines.
+    rare_at: AtomicU64,
     /// The writer's: an event at this number of words, or later, has a clock.
     clock_at: AtomicU64,
     /// Which goroutines are runnable since when, or null (`trigger.rs`).
@@ -253,6 +266,7 @@ impl Ring {
         UNUSED[log as usize].pop_or_leak(|| Ring {
             words: zeroed(1 << log),
             written: AtomicU64::new(0),
+            rare_at: AtomicU64::new(0),
             clock_at: AtomicU64::new(0),
             runnable: AtomicPtr::new(null_mut()),
             began: AtomicU64::new(0),
@@ -272,6 +286,7 @@ impl Ring {
         self.began.store(now, Ordering::Relaxed);
         self.last_m.store(0, Ordering::Relaxed);
         self.clock_at.store(0, Ordering::Relaxed);
+        self.rare_at.store(0, Ordering::Relaxed);
         self.from.store(self.written.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
@@ -293,26 +308,47 @@ impl Ring {
         self.written.store(written + 1, Ordering::Release);
     }
 
-    /// Writer: appends an event of a fast path.
-    #[inline]
+    /// Writer: appends an event of a fast path. The payload fits into its bits.
+    #[inline(always)]
     fn event(&self, kind: Kind, detail: u8, payload: u64) {
-        let written = self.clock_if_due();
-        // A locked instruction, and a switch has several, waits until the words before it are in the
-        // cache. Beyond the end it prefetches nothing that matters.
-        let at = written as usize & (self.words.len() - 1);
-        arch::prefetch(self.words.as_ptr().wrapping_add(at + PREFETCHED_WORDS).cast());
-        self.push_at(written, Word::new(kind, detail, payload));
+        let word = Word::new(kind, detail, payload);
+        let written = self.written.load(Ordering::Relaxed);
+        if written < self.rare_at.load(Ordering::Relaxed) {
+            self.push_at(written, word);
+        } else {
+            self.rare_event(word);
+        }
     }
 
-    /// Writer: appends the current time, if the last clock is too far back. Returns how many words
-    /// are written.
-    #[inline]
-    fn clock_if_due(&self) -> u64 {
-        let written = self.written.load(Ordering::Relaxed);
-        if written < self.clock_at.load(Ordering::Relaxed) {
-            return written;
+    /// Writer: appends an event of a fast path, after a clock if one is due. Keeps the table of
+    /// runnable goroutines, if there is one.
+    #[cold]
+    #[inline(never)]
+    fn rare_event(&self, word: Word) {
+        match word.kind() {
+            Kind::Create | Kind::Ready => self.runnable_begins(word.payload()),
+            Kind::Switch => self.runnable_ends(word.payload()),
+            _ => (),
         }
-        self.clock_now()
+        self.clock_if_due();
+        self.push(word);
+        if self.runnable().is_none() {
+            self.rare_at.store(self.clock_at.load(Ordering::Relaxed), Ordering::Relaxed);
+            // Pairs with the fence in `use_table`: either the table is seen here, or the 0 that is
+            // stored there follows what was stored here.
+            fence(Ordering::SeqCst);
+            if self.runnable().is_some() {
+                self.rare_at.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Writer: appends the current time, if the last clock is too far back.
+    #[inline]
+    fn clock_if_due(&self) {
+        if self.written.load(Ordering::Relaxed) >= self.clock_at.load(Ordering::Relaxed) {
+            self.clock_now();
+        }
     }
 
     /// Returns the table of runnable goroutines, if a watch asks for it.
@@ -321,6 +357,15 @@ impl Ring {
         // Acquire: pairs with the Release in `watch_runnable`.
         // SAFETY: null, or a table, which is never freed.
         unsafe { self.runnable.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Makes the writer keep a table of runnable goroutines from now on, or none if null.
+    fn use_table(&self, table: *mut RunnableTable) {
+        // Release: pairs with the Acquire in `Ring::runnable`.
+        self.runnable.store(table, Ordering::Release);
+        // Pairs with the fence in `rare_event`.
+        fence(Ordering::SeqCst);
+        self.rare_at.store(0, Ordering::Relaxed);
     }
 
     /// `id` is runnable from now on.
@@ -345,12 +390,30 @@ impl Ring {
         self.push(Word::new(kind, detail, payload));
     }
 
-    /// Writer: appends the current time. Returns how many words are written.
+    /// Writer: appends the current time.
     #[cold]
     #[inline(never)]
-    fn clock_now(&self) -> u64 {
+    fn clock_now(&self) {
         self.clock(now());
-        self.written.load(Ordering::Relaxed)
+        self.prefetch_until_clock();
+    }
+
+    /// Writer: loads the memory of the words until the next clock. Otherwise the first word of each
+    /// cache line would be a miss, for which the next locked instruction waits, and a switch has
+    /// several of them. Beyond the end it loads nothing that matters.
+    fn prefetch_until_clock(&self) {
+        let at = self.written.load(Ordering::Relaxed) as usize & (self.words.len() - 1);
+        let words = self.words_per_clock.load(Ordering::Relaxed) as usize;
+        for line in 1..=words / WORDS_PER_LINE {
+            let word = self.words.as_ptr().wrapping_add(at + line * WORDS_PER_LINE);
+            arch::prefetch(word.cast());
+        }
+    }
+
+    /// Writer: the next event has a clock.
+    fn clock_next(&self) {
+        self.clock_at.store(0, Ordering::Relaxed);
+        self.rare_at.store(0, Ordering::Relaxed);
     }
 
     /// Writer: appends the time `now`.
@@ -603,8 +666,7 @@ impl Sched {
             if !table.is_null() && ring.runnable().is_none() {
                 self.runnable_table().clear();
             }
-            // Release: pairs with the Acquire in `Ring::runnable`.
-            ring.runnable.store(table, Ordering::Release);
+            ring.use_table(table);
         }
     }
 
@@ -673,20 +735,27 @@ pub(crate) fn created_outside(sched: &Sched, item: Runnable, at: &'static Locati
     }
 }
 
-#[cold]
+#[inline(never)]
 fn record_created(ring: &Ring, item: Runnable, at: &'static Location<'static>) {
     let (id, is_task) = match item.unpack() {
         Unpacked::Goroutine(g) => (g.id(), 0),
         Unpacked::Task(task) => (task.id(), 1),
     };
-    ring.runnable_begins(id);
-    ring.clock_if_due();
     let place = std::ptr::from_ref(at) as u64;
     // A loop creates many at the same place.
-    if ring.last_place.load(Ordering::Relaxed) != place {
-        ring.push(Word::new(Kind::Place, 0, place));
-        ring.last_place.store(place, Ordering::Relaxed);
+    if ring.last_place.load(Ordering::Relaxed) == place {
+        ring.event(Kind::Create, is_task, id);
+    } else {
+        record_first_at_place(ring, is_task, id, place);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn record_first_at_place(ring: &Ring, is_task: u8, id: u64, place: u64) {
+    ring.clock_if_due();
+    ring.push(Word::new(Kind::Place, 0, place));
+    ring.last_place.store(place, Ordering::Relaxed);
     ring.event(Kind::Create, is_task, id);
 }
 
@@ -697,47 +766,53 @@ fn this_thread() -> u64 {
 
 /// The goroutine that runs on `rt`'s P stops, and the next one runs; None: the thread searches.
 #[inline(always)]
-pub(crate) fn switched(rt: Rt, stop: Stop, next: Option<&G>) {
+pub(crate) fn switched(rt: Rt, stop: StopCode, next: Option<&G>) {
     if let Some(ring) = rt.p().ring.active() {
         record_switch(ring, rt, stop, next);
     }
 }
 
-#[cold]
-fn record_switch(ring: &Ring, rt: Rt, stop: Stop, next: Option<&G>) {
-    write_switch(ring, rt, stop, next);
+/// As [`switched`]. `g` stops, but stays runnable if `stop` says so.
+#[inline(always)]
+pub(crate) fn switched_from(
+    rt: Rt,
+    g: &G,
+    stop: impl FnOnce(&G) -> StopCode,
+    next: Option<&G>,
+) {
+    if let Some(ring) = rt.p().ring.active() {
+        let stop = stop(g);
+        if matches!(stop, StopCode::YIELDED | StopCode::PREEMPTED) {
+            ring.runnable_begins(id_of(g));
+        }
+        record_switch(ring, rt, stop, next);
+    }
 }
 
-#[inline(always)]
-fn write_switch(ring: &Ring, rt: Rt, stop: Stop, next: Option<&G>) {
+#[inline(never)]
+fn record_switch(ring: &Ring, rt: Rt, stop: StopCode, next: Option<&G>) {
     match next {
-        Some(next) => {
-            let id = id_of(next);
-            ring.runnable_ends(id);
-            ring.event(Kind::Switch, stop.code(), id);
-        }
-        // The search ends in a moment, and `found` reads the clock. The end of a slice is rare, and
-        // tells for how long the goroutine ran: it has a clock of its own.
-        None if !matches!(stop, Stop::Preempted) && has_work(rt) => {
-            ring.event(Kind::Switch, stop.code(), 0)
-        }
-        None => ring.timed_event(Kind::Switch, stop.code(), 0),
+        Some(next) => ring.event(Kind::Switch, stop.0, id_of(next)),
+        None => record_search(ring, rt, stop),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn record_search(ring: &Ring, rt: Rt, stop: StopCode) {
+    // The end of a slice is rare, and tells for how long the goroutine ran. Otherwise, if there is
+    // work, the search ends in a moment.
+    if stop != StopCode::PREEMPTED && has_work(rt) {
+        ring.event(Kind::Switch, stop.0, 0);
+    } else {
+        ring.timed_event(Kind::Switch, stop.0, 0);
+        ring.clock_next();
     }
 }
 
 /// Returns whether a search on this P finds something at once.
 fn has_work(rt: Rt) -> bool {
     rt.m().chosen.get().is_some() || rt.sched().has_global() || !rt.p().is_empty()
-}
-
-/// As [`switched`], in a ring that the caller has read before it chose `next`. `g` stops, but stays
-/// runnable if `stop` says so.
-#[cold]
-pub(crate) fn record_switch_from(ring: &Ring, rt: Rt, g: &G, stop: Stop, next: Option<&G>) {
-    if matches!(stop, Stop::Yielded | Stop::Preempted) {
-        ring.runnable_begins(id_of(g));
-    }
-    write_switch(ring, rt, stop, next);
 }
 
 /// The thread's own context has found `g`, which runs now.
@@ -751,47 +826,47 @@ pub(crate) fn found(rt: Rt, g: &G) {
 #[cold]
 fn record_found(ring: &Ring, rt: Rt, g: &G) {
     let m = rt.m().id.load(Ordering::Relaxed);
-    ring.clock(now());
-    if ring.last_m.swap(m + 1, Ordering::Relaxed) != m + 1 {
-        ring.push(Word::new(Kind::OnM, 0, m.into()));
+    if ring.last_m.load(Ordering::Relaxed) != m + 1 {
+        ring.last_m.store(m + 1, Ordering::Relaxed);
+        ring.timed_event(Kind::OnM, 0, m.into());
     }
-    let id = id_of(g);
-    ring.runnable_ends(id);
-    ring.push(Word::new(Kind::Switch, Stop::Nothing.code(), id));
+    ring.event(Kind::Switch, StopCode::NOTHING.0, id_of(g));
 }
 
 /// The P becomes idle: what ran last on it has stopped before now.
 pub(crate) fn becomes_idle(p: &P) {
     if let Some(ring) = p.ring.active() {
-        ring.clock_now();
+        ring.clock(now());
+        ring.clock_next();
     }
 }
 
 /// The running goroutine has got a P again; or the recording begins while it runs.
 #[cold]
 pub(crate) fn runs_here(rt: Rt) {
-    found(rt, rt.g());
+    if let Some(ring) = rt.p().ring.active() {
+        ring.clock_next();
+        record_found(ring, rt, rt.g());
+    }
 }
 
 /// A carrier begins to poll a task.
 #[inline(always)]
 pub(crate) fn poll_began(p: &P, id: impl FnOnce() -> u64) {
     if let Some(ring) = p.ring.active() {
-        let id = id();
-        ring.runnable_ends(id);
-        ring.event(Kind::Switch, Stop::Nothing.code(), id);
+        ring.event(Kind::Switch, StopCode::NOTHING.0, id());
     }
 }
 
 /// A poll of `task`, which has not ended, has returned.
 #[inline(always)]
-pub(crate) fn poll_ended(rt: Rt, task: &Task, stop: impl FnOnce() -> Stop) {
+pub(crate) fn poll_ended(rt: Rt, task: &Task, stop: impl FnOnce() -> StopCode) {
     if let Some(ring) = rt.p().ring.active() {
         let stop = stop();
-        if stop == Stop::Yielded {
+        if stop == StopCode::YIELDED {
             ring.runnable_begins(task.id());
         }
-        ring.event(Kind::Switch, stop.code(), 0);
+        ring.event(Kind::Switch, stop.0, 0);
     }
 }
 
@@ -799,7 +874,7 @@ pub(crate) fn poll_ended(rt: Rt, task: &Task, stop: impl FnOnce() -> Stop) {
 #[inline(always)]
 pub(crate) fn task_ended(rt: Rt) {
     if let Some(ring) = rt.p().ring.active() {
-        ring.event(Kind::Switch, Stop::Ended.code(), 0);
+        ring.event(Kind::Switch, StopCode::ENDED.0, 0);
     }
 }
 
@@ -820,13 +895,12 @@ pub(crate) fn woken(rt: Rt, item: Runnable, by: Waker) {
     }
 }
 
-#[cold]
+#[inline(never)]
 fn record_woken(ring: &Ring, item: Runnable, by: Waker) {
     let id = match item.unpack() {
         Unpacked::Goroutine(g) => id_of(g),
         Unpacked::Task(task) => task.id(),
     };
-    ring.runnable_begins(id);
     ring.event(Kind::Ready, u8::from(by == Waker::Unknown), id);
 }
 
@@ -884,6 +958,7 @@ pub(crate) fn refused_to_stop(p: &P, why: u8) {
 pub(crate) fn retaken(p: &P, call: Option<u32>) {
     if let Some(ring) = p.ring.active() {
         ring.timed_event(Kind::Retaken, 0, call.map_or(UNKNOWN_CALL, u64::from));
+        ring.clock_next();
     }
 }
 
@@ -891,6 +966,7 @@ pub(crate) fn retaken(p: &P, call: Option<u32>) {
 pub(crate) fn released(rt: Rt) {
     if let Some(ring) = rt.p().ring.active() {
         ring.timed_event(Kind::Retaken, 0, ANNOUNCED_CALL);
+        ring.clock_next();
     }
 }
 

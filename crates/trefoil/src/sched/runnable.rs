@@ -71,7 +71,13 @@ impl RunHead {
     }
 
     pub(crate) fn reason(&self) -> WaitReason {
-        WaitReason::from_u8(self.reason.load(Ordering::Relaxed))
+        WaitReason::from_u8(self.reason_code())
+    }
+
+    /// Returns the [`WaitReason`] as a number.
+    #[inline(always)]
+    pub(crate) fn reason_code(&self) -> u8 {
+        self.reason.load(Ordering::Relaxed)
     }
 
     /// Stores why the goroutine or task is about to wait, and when, in the runtime's coarse time.

@@ -45,7 +45,7 @@ use crate::sched::goroutine::state::ParkOutcome;
 use crate::sched::latency;
 use crate::sched::m::{EnteredRuntime, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, bump, flag};
-use crate::sched::record::{self, Stop, Waker};
+use crate::sched::record::{self, StopCode, Waker};
 use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::sample;
 use crate::sched::search::{find, steal};
@@ -275,12 +275,10 @@ fn enqueue_outside(g: &'static G) {
 #[inline]
 fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
     // The task of a carrier that stops inside a poll is not lost: the carrier keeps it.
-    let ring = rt.p().ring.active().map(|ring| (ring, stop_of(&becomes)));
+    let stop = stop_of(&becomes);
     rt.m().unfinished_switch.set(becomes);
     let next = next_for_direct_switch(rt);
-    if let Some((ring, stop)) = ring {
-        record::record_switch_from(ring, rt, g, stop, next);
-    }
+    record::switched_from(rt, g, stop, next);
     switch_to(rt, g, next)
 }
 
@@ -289,17 +287,19 @@ fn switch_away(rt: Rt, g: &'static G, becomes: UnfinishedSwitch) -> Rt {
 pub(crate) fn shelve(rt: Rt, g: &'static G, next: Option<&'static G>) -> Rt {
     let next = next.and_then(|next| prepare_direct_switch(rt, next));
     rt.m().unfinished_switch.set(UnfinishedSwitch::Shelved(g));
-    record::switched(rt, Stop::Nothing, next);
+    record::switched(rt, StopCode::NOTHING, next);
     switch_to(rt, g, next)
 }
 
-/// Returns what the recorder writes of a goroutine that becomes this.
+/// Returns what tells the recorder why a goroutine stops that becomes this.
 #[inline(always)]
-fn stop_of(becomes: &UnfinishedSwitch) -> Stop {
-    match becomes {
-        UnfinishedSwitch::Parked(g) => Stop::Parked(g.head.reason()),
-        UnfinishedSwitch::Yielded(_) => Stop::Yielded,
-        _ => Stop::Preempted,
+fn stop_of(becomes: &UnfinishedSwitch) -> impl FnOnce(&G) -> StopCode + use<> {
+    let parks = matches!(becomes, UnfinishedSwitch::Parked(_));
+    let yields = matches!(becomes, UnfinishedSwitch::Yielded(_));
+    move |g| match (parks, yields) {
+        (true, _) => StopCode::parked(&g.head),
+        (_, true) => StopCode::YIELDED,
+        _ => StopCode::PREEMPTED,
     }
 }
 
@@ -695,7 +695,7 @@ fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
 #[inline]
 fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
     stack.recycle();
-    record::switched(rt, Stop::Ended, Some(next));
+    record::switched(rt, StopCode::ENDED, Some(next));
     latency::runs(rt, next);
     arch::reset_float_control();
     next.sp.set(null_mut());
@@ -710,7 +710,7 @@ fn inherit_stack(rt: Rt, next: &'static G, stack: Stack) {
 fn switch_from_dead(rt: Rt, next: Option<&'static G>, stack: Stack) {
     let m = rt.m();
     m.unfinished_switch.set(UnfinishedSwitch::Dead(stack));
-    record::switched(rt, Stop::Ended, next);
+    record::switched(rt, StopCode::ENDED, next);
     let mut never_resumed = null_mut();
     // SAFETY: as in `switch_away`; the saved context is not in any queue, so no thread resumes it.
     unsafe {

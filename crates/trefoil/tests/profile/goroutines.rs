@@ -2,6 +2,7 @@
 
 use crate::common::{test_name, watchdog, yield_until};
 use crate::pprof::decode;
+use crate::turn;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -52,7 +53,7 @@ fn with<'a>(folded: &'a str, name: &str) -> Vec<(Vec<&'a str>, u64)> {
 
 #[test]
 fn goroutines_with_the_same_stack_are_one_line() {
-    let _watchdog = watchdog();
+    let (_turn, _watchdog) = (turn(), watchdog());
     Runtime::builder().procs(2).build().unwrap().run(|| {
         let (tx, rx) = bounded::<()>(0);
         for _ in 0..100 {
@@ -102,7 +103,7 @@ fn goroutines_with_the_same_stack_are_one_line() {
 /// A goroutine that runs on another thread is counted at the closure that it was started with.
 #[test]
 fn a_running_goroutine_is_counted_at_its_closure() {
-    let _watchdog = watchdog();
+    let (_turn, _watchdog) = (turn(), watchdog());
     Runtime::builder().procs(2).build().unwrap().run(|| {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -126,7 +127,7 @@ fn a_running_goroutine_is_counted_at_its_closure() {
 /// With one P none begins, unless this goroutine waits for another test in the lock of backtrace.
 #[test]
 fn goroutines_that_have_not_begun_are_counted() {
-    let _watchdog = watchdog();
+    let (_turn, _watchdog) = (turn(), watchdog());
     Runtime::builder().procs(1).build().unwrap().run(|| {
         let held = trefoil::no_preempt();
         (0..10).for_each(|_| drop(go(|| sleep(Duration::MAX))));
@@ -140,7 +141,7 @@ fn goroutines_that_have_not_begun_are_counted() {
 
 #[test]
 fn profiles_are_consistent_while_goroutines_start_and_end() {
-    let _watchdog = watchdog();
+    let (_turn, _watchdog) = (turn(), watchdog());
     Runtime::builder().procs(4).build().unwrap().run(|| {
         let (tx, rx) = bounded::<usize>(1);
         for i in 0..20 {
@@ -172,7 +173,7 @@ fn profiles_are_consistent_while_goroutines_start_and_end() {
 
 #[test]
 fn goroutines_with_different_labels_are_different_samples() {
-    let _watchdog = watchdog();
+    let (_turn, _watchdog) = (turn(), watchdog());
     Runtime::builder().procs(2).build().unwrap().run(|| {
         let (tx, rx) = bounded::<()>(0);
         for i in 0..30 {
@@ -206,7 +207,7 @@ fn goroutines_with_different_labels_are_different_samples() {
 
 #[test]
 fn waits_have_the_age_of_goroutines_and_tasks_that_wait_now() {
-    let _watchdog = watchdog();
+    let (_turn, _watchdog) = (turn(), watchdog());
     Runtime::builder().procs(2).build().unwrap().run(|| {
         let (tx, rx) = bounded::<()>(0);
         for _ in 0..10 {

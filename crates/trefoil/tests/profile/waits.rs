@@ -1,13 +1,14 @@
 //! The block and mutex profiles: who waited how long, and who is to blame.
 //!
-//! The rates belong to the process, so the tests of this file take turns.
+//! The rates belong to the process, so all tests of the program take turns with these.
 
 use crate::common::{self, runtime, watchdog, yield_until};
 use crate::pprof::{Decoded, decode};
+use crate::turn;
 use std::hint::black_box;
 #[cfg(feature = "std")]
 use std::io::{Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use trefoil::chan::{Receiver, bounded};
 use trefoil::profile::{self, Profile};
@@ -16,11 +17,6 @@ use trefoil::{go, labels};
 
 const EVERY: Duration = Duration::from_nanos(1);
 const WAIT: Duration = Duration::from_millis(40);
-
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Returns the sums of the samples with that function: waits, and nanoseconds.
 fn sums(decoded: &Decoded, function: &str) -> (u64, Duration) {

@@ -39,7 +39,7 @@ use crate::sched::goroutine::spawn;
 use crate::sched::m::{OwnContext, Rt};
 use crate::sched::p::{P, bump};
 use crate::sched::queues::central::Central;
-use crate::sched::record::{self, Stop, Waker};
+use crate::sched::record::{self, StopCode, Waker};
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::wait::holder;
 use crate::sched::wait::reason::WaitReason;
@@ -255,7 +255,7 @@ fn poll(g: &G, task: &'static Task) -> Rt {
     task.head.waiting_since_ms.store(sched.coarse_ms.load(Ordering::Relaxed), Ordering::Relaxed);
     let yields = g.task_yields.get();
     record::poll_ended(rt, task, || {
-        if yields { Stop::Yielded } else { Stop::Parked(task.head.reason()) }
+        if yields { StopCode::YIELDED } else { StopCode::parked(&task.head) }
     });
     if yields {
         task.state.end_poll_scheduled();
