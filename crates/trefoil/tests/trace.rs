@@ -731,6 +731,31 @@ fn an_exact_clock_gives_exact_times() {
     assert!(sum <= lasted + LONG, "{times:?} in {lasted:?}");
 }
 
+/// Fails if a search, an idle P or the end of a slice has no clock: then the time of those who ran is
+/// not known, or ends with the next event.
+#[test]
+fn sparse_clocks_tell_who_used_the_time_of_a_p() {
+    let _watchdog = watchdog();
+    let (busy, computed, brief, lasted) = recorded(1, || {
+        let begin = std::time::Instant::now();
+        let busy = [go(compute), go(compute)].map(|g| g.join().unwrap());
+        let computed = begin.elapsed();
+        let begin = std::time::Instant::now();
+        let brief = go(move || (trefoil::id(), begin.elapsed()));
+        let (brief, lasted) = brief.join().unwrap();
+        sleep(5 * LONG);
+        let snapshot = snapshot();
+        let running = |id| snapshot.times(id).unwrap().running;
+        (busy.map(running), computed, running(brief), lasted)
+    });
+    let sum = busy[0] + busy[1];
+    // On a busy machine the thread may be kept from running between the two.
+    assert!(sum >= computed * 3 / 4, "{busy:?} of {computed:?}");
+    assert!(sum <= computed + LONG / 10, "{busy:?} of {computed:?}");
+    // The P was idle afterwards.
+    assert!(brief <= lasted + 2 * LONG, "{brief:?} instead of {lasted:?}");
+}
+
 /// Fails if nothing is known of a goroutine that has computed, or if much is known of one that has
 /// waited.
 #[test]
