@@ -24,7 +24,7 @@ fn recorded<T: Send + 'static>(procs: usize, f: impl FnOnce() -> T + Send + 'sta
 }
 
 /// A wait that is longer than any other of its goroutine, also on a busy machine.
-const LONG: Duration = Duration::from_millis(100);
+const LONG: Duration = Duration::from_millis(200);
 
 fn snapshot() -> Snapshot {
     trace::snapshot().unwrap()
@@ -750,7 +750,7 @@ fn sparse_clocks_tell_who_used_the_time_of_a_p() {
     });
     let sum = busy[0] + busy[1];
     // On a busy machine the thread may be kept from running between the two.
-    assert!(sum >= computed * 3 / 4, "{busy:?} of {computed:?}");
+    assert!(sum >= computed / 2, "{busy:?} of {computed:?}");
     assert!(sum <= computed + LONG / 10, "{busy:?} of {computed:?}");
     // The P was idle afterwards.
     assert!(brief <= lasted + 2 * LONG, "{brief:?} instead of {lasted:?}");
@@ -772,7 +772,7 @@ fn usage_shows_who_computes_and_who_is_kept_waiting() {
         let of = |id| usage.iter().find(|used| used.id == id).copied();
         for id in busy {
             let used = of(id).unwrap_or_else(|| panic!("{id} is not in {usage:?}"));
-            // Each computes for 400 ms, and is queued for as long. On a busy machine the thread does
+            // Each computes for half of 800 ms, and is queued for as long. On a busy machine the thread does
             // not run all the time, nor does sysmon.
             assert!(used.running >= LONG && used.runnable >= LONG, "{used:?}");
         }
@@ -781,7 +781,7 @@ fn usage_shows_who_computes_and_who_is_kept_waiting() {
 }
 
 fn compute() -> u64 {
-    spin(8 * LONG);
+    spin(4 * LONG);
     trefoil::id()
 }
 

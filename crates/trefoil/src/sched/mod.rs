@@ -20,7 +20,7 @@
 //! | `shutdown.rs` | the end of a runtime |
 //! | `latency.rs` | histograms: how long goroutines are runnable, how late timers are |
 //! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
-//! | `record.rs` | the flight recorder: what the Ps did last |
+//! | `record/` | the flight recorder: what the Ps did last |
 //! | `usage.rs` | CPU time and time runnable of goroutines: sysmon's estimate |
 //! | `trigger.rs` | incidents that are noticed while it is on |
 //! | `labels.rs` | keys and values of a goroutine or task, for profiles and dumps |

@@ -1,4 +1,4 @@
-//! What the flight recorder (`sched/record.rs`) has recorded: read, explained, and exported.
+//! What the flight recorder (`sched/record/`) has recorded: read, explained, and exported.
 //!
 //! | file | job |
 //! |---|---|

@@ -1,0 +1,186 @@
+//! The beginning and the end of a recording, and its copy.
+
+use super::ring::{MAX_WORDS_LOG, MIN_WORDS_LOG, Ring, RingCopy, RingSlot, Start, WORDS_PER_CLOCK};
+use crate::sched::Sched;
+use crate::sched::trigger::Incident;
+use crate::sys::clock::{NEVER, now};
+use crate::sys::lock::{self, Lock};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long a thread waits that finds another one busy with the recording.
+const CONTROL_PAUSE: Duration = Duration::from_micros(50);
+
+/// A runtime's recorder.
+pub(crate) struct Record {
+    /// Held while a recording begins, ends or is copied: [`Control`]. Not a lock: memory is
+    /// allocated meanwhile.
+    is_controlled: AtomicBool,
+    /// The words of each ring, as a power of two; 0 before the first recording.
+    log: AtomicU32,
+    /// Held by the writer of the ring of threads without a P.
+    writing_outside: Lock<()>,
+    outside: RingSlot,
+    /// sysmon's: when it made the last marks.
+    pub(super) last_mark: AtomicU64,
+}
+
+impl Record {
+    pub(crate) const fn new() -> Record {
+        Record {
+            is_controlled: AtomicBool::new(false),
+            log: AtomicU32::new(0),
+            writing_outside: Lock::new(()),
+            outside: RingSlot::new(),
+            last_mark: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns whether events are recorded.
+    pub(crate) fn is_on(&self) -> bool {
+        self.outside.active().is_some()
+    }
+
+    /// Records an event of a thread without a P.
+    #[inline]
+    pub(super) fn write_outside(&self, f: impl FnOnce(&Ring)) {
+        if let Some(ring) = self.outside.active() {
+            let _writing = self.writing_outside.lock();
+            f(ring);
+        }
+    }
+
+    /// Gives the rings back. No thread of the runtime is left.
+    pub(crate) fn give_back(&self) {
+        self.outside.give_back();
+    }
+}
+
+/// The right to begin, end or copy a recording.
+struct Control<'a>(&'a Record);
+
+impl<'a> Control<'a> {
+    fn try_take(record: &'a Record) -> Option<Control<'a>> {
+        // A goroutine that has it must not be stopped for ever by the end of its runtime: it counts
+        // like a lock of C code.
+        lock::count_c_lock();
+        // Acquire: pairs with the Release in `drop`.
+        if record.is_controlled.swap(true, Ordering::Acquire) {
+            lock::uncount_c_lock();
+            return None;
+        }
+        Some(Control(record))
+    }
+
+    fn take(record: &'a Record) -> Control<'a> {
+        loop {
+            if let Some(control) = Control::try_take(record) {
+                return control;
+            }
+            std::thread::sleep(CONTROL_PAUSE);
+        }
+    }
+}
+
+impl Drop for Control<'_> {
+    fn drop(&mut self) {
+        self.0.is_controlled.store(false, Ordering::Release);
+        lock::uncount_c_lock();
+    }
+}
+
+/// All allocate: outside the runtime.
+impl Sched {
+    /// Begins to record, in rings that together take at most `bytes`, or what the smallest rings
+    /// take. Returns false if a recording is on.
+    ///
+    /// With `exact_clock`, each event has a clock.
+    pub(crate) fn start_recording(&self, bytes: usize, exact_clock: bool) -> bool {
+        let _control = Control::take(&self.record);
+        if self.record.is_on() {
+            return false;
+        }
+        let words = bytes / size_of::<u64>() / (self.ps_made() as usize + 1);
+        let log = words.max(1).ilog2().clamp(MIN_WORDS_LOG, MAX_WORDS_LOG);
+        self.record.log.store(log, Ordering::Relaxed);
+        let words_per_clock = if exact_clock { 1 } else { WORDS_PER_CLOCK };
+        let start = Start { log, now: now(), words_per_clock };
+        for p in self.all_ps() {
+            p.ring.begin(start);
+        }
+        self.record.outside.begin(start);
+        self.attach_rings();
+        true
+    }
+
+    /// Gives Ps that were made during a recording their rings. Does not wait, because the helper
+    /// thread calls it: another thread that is busy with the recording does it when it is done.
+    pub(crate) fn record_new_ps(&self) {
+        if let Some(_control) = Control::try_take(&self.record) {
+            self.attach_rings();
+        }
+    }
+
+    /// Gives Ps without a ring one, if something is recorded. The caller has the `Control`.
+    fn attach_rings(&self) {
+        let Some(outside) = self.record.outside.active() else { return };
+        let table = match self.triggers.limit(Incident::Runnable) {
+            NEVER => null_mut(),
+            _ => std::ptr::from_ref(self.runnable_table()).cast_mut(),
+        };
+        for p in self.all_ps().filter(|p| p.ring.active().is_none()) {
+            p.ring.begin(outside.start(self.record.log.load(Ordering::Relaxed)));
+        }
+        let rings = self.all_ps().filter_map(|p| p.ring.active()).chain([outside]);
+        for ring in rings {
+            // What is in the table is out of date if the rings did not use it.
+            if !table.is_null() && ring.runnable().is_none() {
+                self.runnable_table().clear();
+            }
+            ring.use_table(table);
+        }
+    }
+
+    /// Makes the rings keep the table of runnable goroutines up to date, or not any more. Called when
+    /// the watches have changed.
+    pub(crate) fn watch_runnable(&self) {
+        let _control = Control::take(&self.record);
+        self.attach_rings();
+    }
+
+    /// Ends the recording. What was recorded stays until the next one begins.
+    pub(crate) fn stop_recording(&self) {
+        let _control = Control::take(&self.record);
+        self.all_ps().for_each(|p| p.ring.end());
+        self.record.outside.end();
+    }
+
+    /// Returns what was recorded, up to now. None if nothing was ever recorded.
+    pub(crate) fn copy_record(&self) -> Option<RecordCopy> {
+        let _control = Control::take(&self.record);
+        let outside = self.record.outside.last()?;
+        // The rings of the Ps first: their marks in the other ring may be newer, not older.
+        let ps = self.all_ps().filter_map(|p| p.ring.last()).map(Ring::copy).collect();
+        let began = outside.start(0).now;
+        let outside = outside.copy();
+        self.attach_rings();
+        Some(RecordCopy { copied: now().saturating_sub(began), ps, outside })
+    }
+}
+
+impl RecordCopy {
+    pub(crate) fn rings(&self) -> impl Iterator<Item = &RingCopy> {
+        self.ps.iter().chain([&self.outside])
+    }
+}
+
+/// What was recorded, up to one moment.
+pub(crate) struct RecordCopy {
+    /// When the copy was made, in nanoseconds since the recording began.
+    pub(crate) copied: u64,
+    /// By the id of the P.
+    pub(crate) ps: Vec<RingCopy>,
+    /// By threads without a P.
+    pub(crate) outside: RingCopy,
+}

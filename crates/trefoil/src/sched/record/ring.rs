@@ -1,0 +1,388 @@
+//! A ring: the last words of one writer, which anybody may copy while it goes on.
+//!
+//! To read the clock takes longer than to switch. So only the events of slow paths are preceded by a
+//! clock, and the first event after [`WORDS_PER_CLOCK`] words without one. An event of a fast path
+//! compares two numbers, and writes two words; everything else is behind that comparison.
+//!
+//! Invariants:
+//! 1. A ring has one writer at a time (invariant 1 of `record/mod.rs`).
+//! 2. The memory of a ring is never freed, only reused, after its runtime has ended: a thread that
+//!    has not noticed the end of a recording may still write.
+//!
+//! Rejected: a prefetch of the word two cache lines ahead at each event (an event took a third
+//! longer): the memory until the next clock is loaded at once. A load of the table of runnable
+//! goroutines at each event: a ring that keeps one has no fast events instead.
+
+use super::words::{Kind, Word};
+use crate::arch;
+use crate::sched::trigger::RunnableTable;
+use crate::sys::clock::{Nanos, now};
+use crate::sys::free_list::{FreeLink, FreeList, Reusable};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+
+/// The words from one clock to the next, unless a slow path writes one sooner, or the program wants
+/// one for each event.
+pub(super) const WORDS_PER_CLOCK: u32 = 128;
+/// The words of a cache line.
+const WORDS_PER_LINE: usize = 8;
+/// Words of the smallest and of the largest ring, as powers of two.
+pub(super) const MIN_WORDS_LOG: u32 = 10;
+pub(super) const MAX_WORDS_LOG: u32 = 30;
+
+/// The last words of one writer at a time.
+///
+/// The alignment keeps the rings of two Ps on different cache lines, and on different pairs of
+/// lines, which CPUs fetch together: each event writes to its ring.
+#[repr(C, align(128))]
+pub(crate) struct Ring {
+    // First cache line: what an event touches. An event of a fast path touches the first two.
+    /// A power of two of them.
+    words: Box<[AtomicU64]>,
+    /// How many words were ever written.
+    written: AtomicU64,
+    /// The writer's: an event of a fast path at this number of words, or later, is not fast:
+    /// [`Ring::rare_event`]. Not above `clock_at`, and 0 while there is a table of runnable
+    /// goroutines.
+    rare_at: AtomicU64,
+    /// The writer's: an event at this number of words, or later, has a clock.
+    clock_at: AtomicU64,
+    /// Which goroutines are runnable since when, or null (`trigger.rs`).
+    runnable: AtomicPtr<RunnableTable>,
+    /// When the recording began.
+    began: AtomicU64,
+    /// From one clock to the next there are so many words, unless a slow path writes one sooner.
+    words_per_clock: AtomicU32,
+    /// The writer's: the M of the last `OnM`, plus one.
+    last_m: AtomicU32,
+    /// The writer's: the payload of the last `Place`, if no clock has followed it.
+    last_place: AtomicU64,
+
+    // Rarely used.
+    /// How many words had been written when the recording began.
+    from: AtomicU64,
+    /// A smaller ring of the same P from an earlier recording.
+    older: AtomicPtr<Ring>,
+    /// Its place in [`UNUSED`].
+    free_link: FreeLink<Ring>,
+}
+
+/// Rings of runtimes that have ended, by the logarithm of their words.
+static UNUSED: [FreeList<Ring>; MAX_WORDS_LOG as usize + 1] =
+    [const { FreeList::new() }; MAX_WORDS_LOG as usize + 1];
+
+impl Reusable for Ring {
+    fn free_link(&self) -> &FreeLink<Ring> {
+        &self.free_link
+    }
+}
+
+/// Makes words from memory that the system has cleared: a page takes no memory until it is used.
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    let plain = Box::into_raw(vec![0u64; words].into_boxed_slice());
+    // SAFETY: an AtomicU64 has the size, the alignment and the values of a u64, on x86_64 and aarch64.
+    unsafe { Box::from_raw(plain as *mut [AtomicU64]) }
+}
+
+impl Ring {
+    /// Takes an unused ring of 2^`log` words, or makes one.
+    fn take(log: u32) -> &'static Ring {
+        UNUSED[log as usize].pop_or_leak(|| Ring {
+            words: zeroed(1 << log),
+            written: AtomicU64::new(0),
+            rare_at: AtomicU64::new(0),
+            clock_at: AtomicU64::new(0),
+            runnable: AtomicPtr::new(null_mut()),
+            began: AtomicU64::new(0),
+            words_per_clock: AtomicU32::new(WORDS_PER_CLOCK),
+            last_m: AtomicU32::new(0),
+            last_place: AtomicU64::new(0),
+            from: AtomicU64::new(0),
+            older: AtomicPtr::new(null_mut()),
+            free_link: FreeLink::new(),
+        })
+    }
+
+    /// Begins a recording. A writer of the last one may still add a word.
+    pub(super) fn begin(&self, Start { now, words_per_clock, .. }: Start) {
+        self.words_per_clock.store(words_per_clock, Ordering::Relaxed);
+        self.runnable.store(null_mut(), Ordering::Relaxed);
+        self.began.store(now, Ordering::Relaxed);
+        self.last_m.store(0, Ordering::Relaxed);
+        self.clock_at.store(0, Ordering::Relaxed);
+        self.rare_at.store(0, Ordering::Relaxed);
+        self.from.store(self.written.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Returns how the present recording began, for a ring of 2^`log` words.
+    pub(super) fn start(&self, log: u32) -> Start {
+        Start {
+            log,
+            now: self.began.load(Ordering::Relaxed),
+            words_per_clock: self.words_per_clock.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns how many words were ever written.
+    pub(super) fn words_written(&self) -> u64 {
+        // Acquire: pairs with the Release in `push_at`.
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// Writer: returns whether a `Create` needs no other `Place`.
+    #[inline]
+    pub(super) fn is_last_place(&self, place: u64) -> bool {
+        self.last_place.load(Ordering::Relaxed) == place
+    }
+
+    /// Writer: the next `Create` is at that place.
+    pub(super) fn place(&self, place: u64) {
+        self.clock_if_due();
+        self.push(Word::new(Kind::Place, 0, place));
+        self.last_place.store(place, Ordering::Relaxed);
+    }
+
+    /// Writer: the M `m` runs the P.
+    pub(super) fn on_m(&self, m: u32) {
+        if self.last_m.load(Ordering::Relaxed) != m + 1 {
+            self.last_m.store(m + 1, Ordering::Relaxed);
+            self.timed_event(Kind::OnM, 0, m.into());
+        }
+    }
+
+    /// Writer: appends a word.
+    #[inline]
+    pub(super) fn push(&self, word: Word) {
+        self.push_at(self.written.load(Ordering::Relaxed), word);
+    }
+
+    /// Writer: appends a word to the `written` ones.
+    #[inline]
+    fn push_at(&self, written: u64, word: Word) {
+        // Pairs with the fence in `copy`: who has read this word also reads `written` as it is now.
+        fence(Ordering::Release);
+        let at = written as usize & (self.words.len() - 1);
+        // SAFETY: below the length, which is a power of two.
+        unsafe { self.words.get_unchecked(at) }.store(word.0, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `copy`.
+        self.written.store(written + 1, Ordering::Release);
+    }
+
+    /// Writer: appends an event of a fast path. The payload fits into its bits.
+    #[inline(always)]
+    pub(super) fn event(&self, kind: Kind, detail: u8, payload: u64) {
+        let word = Word::new(kind, detail, payload);
+        let written = self.written.load(Ordering::Relaxed);
+        if written < self.rare_at.load(Ordering::Relaxed) {
+            self.push_at(written, word);
+        } else {
+            self.rare_event(word);
+        }
+    }
+
+    /// Writer: appends an event of a fast path, after a clock if one is due. Keeps the table of
+    /// runnable goroutines, if there is one.
+    #[cold]
+    #[inline(never)]
+    fn rare_event(&self, word: Word) {
+        match word.kind() {
+            Kind::Create | Kind::Ready => self.runnable_begins(word.payload()),
+            Kind::Switch => self.runnable_ends(word.payload()),
+            _ => (),
+        }
+        self.clock_if_due();
+        self.push(word);
+        if self.runnable().is_none() {
+            self.rare_at.store(self.clock_at.load(Ordering::Relaxed), Ordering::Relaxed);
+            // Pairs with the fence in `use_table`: either the table is seen here, or the 0 that is
+            // stored there follows what was stored here.
+            fence(Ordering::SeqCst);
+            if self.runnable().is_some() {
+                self.rare_at.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Writer: appends the current time, if the last clock is too far back.
+    #[inline]
+    pub(super) fn clock_if_due(&self) {
+        if self.written.load(Ordering::Relaxed) >= self.clock_at.load(Ordering::Relaxed) {
+            self.clock_now();
+        }
+    }
+
+    /// Returns the table of runnable goroutines, if a watch asks for it.
+    #[inline]
+    pub(super) fn runnable(&self) -> Option<&'static RunnableTable> {
+        // Acquire: pairs with the Release in `watch_runnable`.
+        // SAFETY: null, or a table, which is never freed.
+        unsafe { self.runnable.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Makes the writer keep a table of runnable goroutines from now on, or none if null.
+    pub(super) fn use_table(&self, table: *mut RunnableTable) {
+        // Release: pairs with the Acquire in `Ring::runnable`.
+        self.runnable.store(table, Ordering::Release);
+        // Pairs with the fence in `rare_event`.
+        fence(Ordering::SeqCst);
+        self.rare_at.store(0, Ordering::Relaxed);
+    }
+
+    /// `id` is runnable from now on.
+    #[inline]
+    pub(super) fn runnable_begins(&self, id: u64) {
+        if let Some(table) = self.runnable() {
+            table.begin(id);
+        }
+    }
+
+    /// `id` runs.
+    #[inline]
+    pub(super) fn runnable_ends(&self, id: u64) {
+        if let Some(table) = self.runnable() {
+            table.end(id);
+        }
+    }
+
+    /// Writer: appends an event of a slow path, with the time.
+    pub(super) fn timed_event(&self, kind: Kind, detail: u8, payload: u64) {
+        self.clock(now());
+        self.push(Word::new(kind, detail, payload));
+    }
+
+    /// Writer: appends the current time.
+    #[cold]
+    #[inline(never)]
+    fn clock_now(&self) {
+        self.clock(now());
+        self.prefetch_until_clock();
+    }
+
+    /// Writer: loads the memory of the words until the next clock. Otherwise the first word of each
+    /// cache line would be a miss, for which the next locked instruction waits, and a switch has
+    /// several of them. Beyond the end it loads nothing that matters.
+    fn prefetch_until_clock(&self) {
+        let at = self.written.load(Ordering::Relaxed) as usize & (self.words.len() - 1);
+        let words = self.words_per_clock.load(Ordering::Relaxed) as usize;
+        for line in 1..=words / WORDS_PER_LINE {
+            let word = self.words.as_ptr().wrapping_add(at + line * WORDS_PER_LINE);
+            arch::prefetch(word.cast());
+        }
+    }
+
+    /// The next event has a clock. Also for sysmon: if the writer overwrites what it stores, because it
+    /// has just written a clock, the next mark tries again.
+    pub(super) fn clock_next(&self) {
+        self.clock_at.store(0, Ordering::Relaxed);
+        self.rare_at.store(0, Ordering::Relaxed);
+    }
+
+    /// Writer: appends the time `now`.
+    pub(super) fn clock(&self, now: Nanos) {
+        self.push(Word::clock(now.saturating_sub(self.began.load(Ordering::Relaxed))));
+        let words = u64::from(self.words_per_clock.load(Ordering::Relaxed));
+        self.clock_at.store(self.written.load(Ordering::Relaxed) + words, Ordering::Relaxed);
+        // A reader that starts in the middle of the ring finds a `Place` soon after a clock.
+        self.last_place.store(0, Ordering::Relaxed);
+    }
+
+    /// Copies what the present recording has written, while the writer goes on.
+    pub(super) fn copy(&self) -> RingCopy {
+        let len = self.words.len() as u64;
+        let end = self.written.load(Ordering::Acquire);
+        let first = end.saturating_sub(len).max(self.from.load(Ordering::Relaxed)).min(end);
+        let mut words: Vec<Word> = (first..end)
+            .map(|i| Word(self.words[(i & (len - 1)) as usize].load(Ordering::Relaxed)))
+            .collect();
+        // Pairs with the fence in `push`.
+        fence(Ordering::Acquire);
+        // The writer may have written one word more than it has counted.
+        let written = self.written.load(Ordering::Relaxed) + 1;
+        let lost = written.saturating_sub(len).saturating_sub(first).min(end - first);
+        words.drain(..lost as usize);
+        RingCopy { first: first + lost, from: self.from.load(Ordering::Relaxed), words }
+    }
+
+    /// Gives it back, with the rings that it replaced. No thread of its runtime is left.
+    fn give_back(&'static self) {
+        let mut next = Some(self);
+        while let Some(ring) = next {
+            // SAFETY: null, or a ring (invariant 2).
+            next = unsafe { ring.older.swap(null_mut(), Ordering::Relaxed).as_ref() };
+            UNUSED[ring.words.len().ilog2() as usize].push(ring);
+        }
+    }
+}
+
+/// What a ring held at one moment.
+pub(crate) struct RingCopy {
+    /// The number of the first word since the ring was made.
+    pub(crate) first: u64,
+    /// The number of the first word of the recording: below `first` if words were overwritten.
+    pub(crate) from: u64,
+    pub(crate) words: Vec<Word>,
+}
+
+/// How a recording begins.
+#[derive(Clone, Copy)]
+pub(super) struct Start {
+    /// The words of each ring, at least, as a power of two.
+    pub(super) log: u32,
+    pub(super) now: Nanos,
+    pub(super) words_per_clock: u32,
+}
+
+/// The place of a ring.
+pub(crate) struct RingSlot {
+    /// The ring to write to; null while nothing is recorded.
+    active: AtomicPtr<Ring>,
+    /// The ring of the present or last recording.
+    last: AtomicPtr<Ring>,
+}
+
+impl RingSlot {
+    pub(crate) const fn new() -> RingSlot {
+        RingSlot { active: AtomicPtr::new(null_mut()), last: AtomicPtr::new(null_mut()) }
+    }
+
+    /// Returns the ring to write to.
+    #[inline(always)]
+    pub(crate) fn active(&self) -> Option<&'static Ring> {
+        // Acquire: pairs with the Release in `begin`.
+        // SAFETY: null, or a ring (invariant 2).
+        unsafe { self.active.load(Ordering::Acquire).as_ref() }
+    }
+
+    pub(super) fn last(&self) -> Option<&'static Ring> {
+        // Acquire, SAFETY: as above.
+        unsafe { self.last.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Begins a recording. One caller at a time.
+    pub(super) fn begin(&self, start: Start) {
+        let ring = match self.last() {
+            Some(ring) if ring.words.len() >= 1 << start.log => ring,
+            older => {
+                let ring = Ring::take(start.log);
+                let older = older.map_or(null_mut(), |ring| std::ptr::from_ref(ring).cast_mut());
+                ring.older.store(older, Ordering::Relaxed);
+                ring
+            }
+        };
+        ring.begin(start);
+        let ring = std::ptr::from_ref(ring).cast_mut();
+        self.last.store(ring, Ordering::Release);
+        self.active.store(ring, Ordering::Release);
+    }
+
+    pub(super) fn end(&self) {
+        self.active.store(null_mut(), Ordering::Relaxed);
+    }
+
+    /// Gives the rings back. No thread of the runtime is left.
+    pub(crate) fn give_back(&self) {
+        if let Some(ring) = self.last() {
+            ring.give_back();
+        }
+    }
+}
