@@ -32,7 +32,8 @@ fn snapshot() -> Snapshot {
 
 /// Blocks the thread. A raw call: the runtime does not know of it.
 fn block(time: Duration) {
-    let pause = libc::timespec { tv_sec: 0, tv_nsec: time.as_nanos() as i64 };
+    let (tv_sec, tv_nsec) = (time.as_secs() as i64, time.subsec_nanos().into());
+    let pause = libc::timespec { tv_sec, tv_nsec };
     // SAFETY: the kernel reads `pause` only.
     unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0) };
 }
