@@ -229,9 +229,9 @@ impl Drop for Program {
     }
 }
 
-/// Says why a test does nothing.
+/// Says why a test does nothing, past libtest's capture.
 fn skip(why: &str) {
-    eprintln!("skipped: {why}");
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
 
 /// Runs the `trefoil` command. Returns whether it succeeded, and its two outputs.

@@ -82,13 +82,18 @@ fn trefoil() -> Command {
     command
 }
 
+/// Says why a test does nothing, past libtest's capture.
+fn skip(why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
 /// Returns what `trefoil top --once` prints; None if the machine forbids to read the process.
 fn once(target: &str) -> Option<String> {
     let output = trefoil().args(["top", "--once", target]).output().unwrap();
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if err.contains("not permitted") || err.contains("may not") || err.contains("ptrace_scope") {
-        eprintln!("skipped: the machine forbids to read another process: {err}");
+        skip(&format!("the machine forbids to read another process: {err}"));
         return None;
     }
     assert!(output.status.success(), "{out}{err}");
@@ -121,7 +126,7 @@ fn a_process_is_found_without_its_number() {
     let out = String::from_utf8_lossy(&output.stdout);
     let err = String::from_utf8_lossy(&output.stderr);
     if err.contains("not permitted") {
-        eprintln!("skipped: the machine forbids to read another process: {err}");
+        skip(&format!("the machine forbids to read another process: {err}"));
         return;
     }
     assert!(output.status.success(), "{out}{err}");
@@ -235,7 +240,7 @@ impl Tmux {
         let tmux = Tmux { socket };
         let version = Command::new("tmux").arg("-V").output();
         if version.is_err() {
-            eprintln!("skipped: the terminal: tmux is not available");
+            skip("the terminal: tmux is not available");
             return None;
         }
         tmux.run(&["-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", shell]);

@@ -330,7 +330,8 @@ fn program(name: &str, versions_dir: &str) -> Option<PathBuf> {
     let dirs = std::env::split_paths(&path).chain(versions.map(|v| v.path().join("bin")));
     let found = dirs.map(|dir| dir.join(name)).find(|file| file.is_file());
     if found.is_none() {
-        println!("skipped: {name} is not installed");
+        // Past libtest's capture.
+        let _ = writeln!(std::io::stderr(), "skipped: {name} is not installed");
     }
     found
 }

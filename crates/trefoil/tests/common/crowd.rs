@@ -50,7 +50,7 @@ pub(crate) fn yields(n: usize) {
 /// whose TLS layout is not recognised.
 pub(crate) fn run_all_with_tls_from_pthread_create() {
     if std::env::var_os("TREFOIL_DEBUG").is_some() {
-        println!("skipped: TREFOIL_DEBUG is set already");
+        super::mark("skipped: TREFOIL_DEBUG is set already");
         return;
     }
     super::skip_if_emulated!("qemu-user has no PR_GET_TID_ADDRESS, which the fallback needs");

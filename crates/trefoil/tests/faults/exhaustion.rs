@@ -635,11 +635,11 @@ fn gdb_walks_a_goroutines_stack_to_its_end() {
             .output();
         let out = match gdb {
             Ok(out) => out,
-            Err(e) => return println!("skipped: no gdb ({e})"),
+            Err(e) => return crate::common::mark(&format!("skipped: no gdb ({e})")),
         };
         let text = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
         if text.contains("ptrace: Operation not permitted") {
-            return println!("skipped: gdb may not trace here");
+            return crate::common::mark("skipped: gdb may not trace here");
         }
         let trace: Vec<&str> = text.lines().filter(|l| l.starts_with('#')).collect();
         let all = trace.join("\n");

@@ -59,7 +59,7 @@ fn work() {
 /// Runs the child, which must succeed. Prints a line if it could not lock memory.
 fn succeed(child: &Child) {
     if child.succeed().contains(REFUSED) {
-        eprintln!("skipped: {REFUSED}");
+        crate::common::mark(&format!("skipped: {REFUSED}"));
     }
 }
 

@@ -373,7 +373,7 @@ fn real_time_threads_are_preempted_on_one_cpu() {
         let param = libc::sched_param { sched_priority: 1 };
         // SAFETY: of this thread; passes a structure by reference.
         if unsafe { libc::sched_setscheduler(0, policy, &raw const param) } != 0 {
-            eprintln!("skipped: no right to real-time priorities");
+            crate::common::mark("skipped: no right to real-time priorities");
             return;
         }
         let rt = trefoil::Runtime::builder().procs(1).build().unwrap();

@@ -37,7 +37,7 @@ fn compile(dir: &Path, name: &str, text: &str, options: &[&str]) -> Option<CStri
         .output();
     match cc {
         Err(e) => {
-            println!("skipped: no C compiler ({e})");
+            crate::common::mark(&format!("skipped: no C compiler ({e})"));
             None
         }
         Ok(cc) => {

@@ -15,14 +15,15 @@
 pub(crate) mod collector;
 pub(crate) mod cpu;
 
-use super::pprof::{Group, Profile, ProfileKind, SampleKey};
+use super::pprof::{Group, Profile, ProfileKind, SampleKey, Values};
 use super::snapshot::{self, Snapshot, StackSnapshot};
 use super::symbols::{Frame, SymbolCache};
+use super::waits;
 use crate::sched::Sched;
 use crate::sched::g::Status;
 use crate::sched::labels::LabelSet;
 use crate::sys::lock;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -118,22 +119,32 @@ pub(crate) fn goroutines(sched: &Sched) -> Profile {
 
 /// Takes the profile of the goroutines of `sched` that wait.
 pub(crate) fn waits(sched: &Sched) -> Profile {
-    take(sched, ProfileKind::Waits, |snapshot| match snapshot.status {
-        Status::Waiting(_) => {
-            let millis = sched.millis_waited(snapshot.subject.head());
-            let age = u64::from(millis) * 1_000_000;
-            Some([1, age, age])
-        }
-        Status::Dead | Status::Runnable | Status::Running => None,
+    take(sched, ProfileKind::Waits, |snapshot| age(sched, snapshot))
+}
+
+/// Takes the profile of the goroutines of `sched` that wait for ever, as far as is known.
+pub(crate) fn leaks(sched: &Sched) -> Profile {
+    let deadlocks = waits::deadlocks(sched);
+    let members = deadlocks.iter().flat_map(|deadlock| &deadlock.members);
+    let ids: HashSet<u64> = members.map(|member| member.goroutine.who.id).collect();
+    take(sched, ProfileKind::Leaks, |snapshot| {
+        ids.contains(&snapshot.subject.id()).then(|| age(sched, snapshot)).flatten()
     })
 }
 
+/// Returns one goroutine and how long it has waited, if it waits: the values of a profile of waits.
+fn age(sched: &Sched, snapshot: &Snapshot) -> Option<Values> {
+    match snapshot.status {
+        Status::Waiting(_) => {
+            let age = u64::from(sched.millis_waited(snapshot.subject.head())) * 1_000_000;
+            Some([1, age, age])
+        }
+        Status::Dead | Status::Runnable | Status::Running => None,
+    }
+}
+
 /// Takes a profile of the goroutines for which `values` returns values.
-fn take(
-    sched: &Sched,
-    kind: ProfileKind,
-    values: impl Fn(&Snapshot) -> Option<super::pprof::Values>,
-) -> Profile {
+fn take(sched: &Sched, kind: ProfileKind, values: impl Fn(&Snapshot) -> Option<Values>) -> Profile {
     let taken = SystemTime::now();
     let mut by_address: HashMap<RawKey, Group> = HashMap::new();
     snapshot::for_each(sched, |snapshot| {
