@@ -1,11 +1,11 @@
 //! Sends and receives of async code: tasks, `block_on`, and an executor of this file.
 
 use crate::common::watchdog;
-use crate::executor::{Parking, at_each_procs, poll_once};
+use crate::executor::{Parking, at_each_procs, await_or_give_up, pending, poll_once};
+use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
@@ -50,13 +50,19 @@ fn start<T: Send + 'static>(
     rx
 }
 
+/// Waits until so many operations wait to send and to receive.
+fn wait_for_waiters<T>(rx: &Receiver<T>, waiters: (usize, usize)) {
+    while rx.waiters() != waiters {
+        trefoil::yield_now();
+    }
+}
+
 fn channel_of<T>(cap: Option<usize>) -> (Sender<T>, Receiver<T>) {
     cap.map_or_else(unbounded, bounded)
 }
 
 #[test]
 fn values_arrive_in_order_between_all_kinds_of_parties() {
-    let _w = watchdog();
     const N: u32 = 100;
     at_each_procs(|| {
         for cap in [Some(0), Some(1), Some(4), None] {
@@ -100,8 +106,7 @@ fn a_dropped_receive_gives_its_value_back_to_the_front() {
     for cap in [Some(0), Some(1), Some(3), None] {
         let drops = Arc::new(AtomicUsize::new(0));
         let (tx, rx) = channel_of(cap);
-        let mut future = Box::pin(rx.recv_async());
-        assert!(poll_once(future.as_mut()).is_pending());
+        let future = pending(rx.recv_async());
         assert!(tx.try_send(Counted(1, drops.clone())).is_ok(), "a task waits: {cap:?}");
         assert_eq!(rx.len(), 0, "the value is in the future");
         let more = cap.unwrap_or(3).min(3) as u32;
@@ -135,11 +140,8 @@ fn values_without_a_size_are_given_back_too() {
     let _w = watchdog();
     for cap in [Some(0), Some(2), None] {
         let (tx, rx) = channel_of::<()>(cap);
-        let mut futures: Vec<_> = (0..3).map(|_| Box::pin(rx.recv_async())).collect();
-        for future in &mut futures {
-            assert!(poll_once(future.as_mut()).is_pending());
-            tx.try_send(()).unwrap();
-        }
+        let futures: Vec<_> = (0..3).map(|_| pending(rx.recv_async())).collect();
+        (0..3).for_each(|_| tx.try_send(()).unwrap());
         drop(futures);
         assert_eq!(rx.len(), 3);
         assert_eq!(rx.try_iter().count(), 3);
@@ -152,8 +154,7 @@ fn many_values_are_given_back_to_an_unbounded_channel() {
     let _w = watchdog();
     // The first block of the chain is full from its first element on, so blocks are put before it.
     let (tx, rx) = unbounded();
-    let mut futures: Vec<_> = (0..200).map(|_| Box::pin(rx.recv_async())).collect();
-    futures.iter_mut().for_each(|future| assert!(poll_once(future.as_mut()).is_pending()));
+    let mut futures: Vec<_> = (0..200).map(|_| pending(rx.recv_async())).collect();
     (0..300).for_each(|n| tx.send(n).unwrap());
     assert_eq!(rx.len(), 100);
     while let Some(last) = futures.pop() {
@@ -166,18 +167,14 @@ fn many_values_are_given_back_to_an_unbounded_channel() {
 
 #[test]
 fn a_value_given_back_goes_to_the_next_receiver() {
-    let _w = watchdog();
     at_each_procs(|| {
         for cap in [0, 1] {
             let (tx, rx) = bounded(cap);
-            let mut future = Box::pin(rx.recv_async());
-            assert!(poll_once(future.as_mut()).is_pending());
+            let future = pending(rx.recv_async());
             tx.send(5).unwrap();
             let second = rx.clone();
             let goroutine = go(move || second.recv());
-            while rx.waiters() != (0, 1) {
-                trefoil::yield_now();
-            }
+            wait_for_waiters(&rx, (0, 1));
             drop(future);
             assert_eq!(goroutine.join().unwrap(), Ok(5));
         }
@@ -191,10 +188,9 @@ fn values_given_back_outlive_the_senders_and_are_dropped_with_the_receivers() {
         for take in [false, true] {
             let drops = Arc::new(AtomicUsize::new(0));
             let (tx, rx) = channel_of(cap);
-            let mut futures: Vec<_> = (0..3).map(|_| Box::pin(rx.recv_async())).collect();
-            for (n, future) in futures.iter_mut().enumerate() {
-                assert!(poll_once(future.as_mut()).is_pending());
-                assert!(tx.try_send(Counted(n as u32, drops.clone())).is_ok());
+            let futures: Vec<_> = (0..3).map(|_| pending(rx.recv_async())).collect();
+            for n in 0..3 {
+                assert!(tx.try_send(Counted(n, drops.clone())).is_ok());
             }
             drop(tx);
             drop(futures);
@@ -216,14 +212,12 @@ fn a_dropped_send_sends_or_drops_its_value() {
     drop(tx.send_async(Counted(1, drops.clone())));
     assert_eq!(drops.load(Ordering::Relaxed), 1);
     // Polled, and no receiver came.
-    let mut send = Box::pin(tx.send_async(Counted(2, drops.clone())));
-    assert!(poll_once(send.as_mut()).is_pending());
+    let send = pending(tx.send_async(Counted(2, drops.clone())));
     assert_eq!(rx.waiters(), (1, 0));
     drop(send);
     assert_eq!((rx.waiters(), drops.load(Ordering::Relaxed)), ((0, 0), 2));
     // Received before the drop.
-    let mut send = Box::pin(tx.send_async(Counted(3, drops.clone())));
-    assert!(poll_once(send.as_mut()).is_pending());
+    let send = pending(tx.send_async(Counted(3, drops.clone())));
     let got = rx.try_recv().unwrap();
     drop(send);
     assert_eq!((got.0, drops.load(Ordering::Relaxed)), (3, 2));
@@ -231,7 +225,6 @@ fn a_dropped_send_sends_or_drops_its_value() {
 
 #[test]
 fn a_close_wakes_tasks_and_goroutines_on_both_sides() {
-    let _w = watchdog();
     at_each_procs(|| {
         for senders in [false, true] {
             let (tx, rx) = bounded(0);
@@ -253,9 +246,7 @@ fn a_close_wakes_tasks_and_goroutines_on_both_sides() {
                     go(move || if senders { tx.send(n).is_err() } else { rx.recv().is_err() })
                 })
                 .collect();
-            while rx.waiters() != if senders { (60, 0) } else { (0, 60) } {
-                trefoil::yield_now();
-            }
+            wait_for_waiters(&rx, if senders { (60, 0) } else { (0, 60) });
             tx.close();
             tasks.into_iter().for_each(|t| t.join().unwrap());
             assert!(goroutines.into_iter().all(|g| g.join().unwrap()));
@@ -266,7 +257,6 @@ fn a_close_wakes_tasks_and_goroutines_on_both_sides() {
 
 #[test]
 fn waiters_are_served_in_the_order_in_which_they_came() {
-    let _w = watchdog();
     at_each_procs(|| {
         let (tx, rx) = bounded(0);
         let order = Arc::new(Mutex::new(Vec::new()));
@@ -284,9 +274,7 @@ fn waiters_are_served_in_the_order_in_which_they_came() {
                     order.lock().unwrap().push((n, value));
                 })
             });
-            while rx.waiters() != (0, n + 1) {
-                trefoil::yield_now();
-            }
+            wait_for_waiters(&rx, (0, n + 1));
         }
         (0..10).for_each(|n| tx.try_send(n).unwrap());
         handles.into_iter().for_each(|h| h.join().unwrap());
@@ -296,7 +284,6 @@ fn waiters_are_served_in_the_order_in_which_they_came() {
 
 #[test]
 fn a_select_exchanges_values_with_tasks() {
-    let _w = watchdog();
     at_each_procs(|| {
         let (to_task, from_select) = bounded(0);
         let (to_select, from_task) = bounded(0);
@@ -368,7 +355,7 @@ fn the_waker_of_the_last_poll_is_woken() {
 #[test]
 fn never_is_pending_for_ever() {
     let rx = never::<u32>();
-    assert!(poll_once(Box::pin(rx.recv_async()).as_mut()).is_pending());
+    drop(pending(rx.recv_async()));
     let mut stream = Box::pin(rx.stream());
     let mut context = Context::from_waker(Waker::noop());
     assert!(stream.as_mut().poll_next(&mut context).is_pending());
@@ -376,7 +363,6 @@ fn never_is_pending_for_ever() {
 
 #[test]
 fn a_stream_ends_with_the_channel_and_loses_nothing_when_dropped() {
-    let _w = watchdog();
     at_each_procs(|| {
         let (tx, rx) = bounded(1);
         let sum = task::spawn({
@@ -410,7 +396,6 @@ fn a_stream_ends_with_the_channel_and_loses_nothing_when_dropped() {
 
 #[test]
 fn a_sink_sends_in_order_and_reports_a_closed_channel() {
-    let _w = watchdog();
     at_each_procs(|| {
         for cap in [0, 1, 3] {
             let (tx, rx) = bounded(cap);
@@ -445,15 +430,12 @@ fn a_sink_sends_in_order_and_reports_a_closed_channel() {
 
 #[test]
 fn a_task_that_is_aborted_gives_its_value_back() {
-    let _w = watchdog();
     at_each_procs(|| {
         for _ in 0..200 {
             let (tx, rx) = bounded(0);
             let second = rx.clone();
             let task = task::spawn(async move { second.recv_async().await });
-            while rx.waiters() != (0, 1) {
-                trefoil::yield_now();
-            }
+            wait_for_waiters(&rx, (0, 1));
             let abort = task.abort_handle();
             let sender = go(move || tx.try_send(1).is_ok());
             abort.abort();
@@ -465,30 +447,10 @@ fn a_task_that_is_aborted_gives_its_value_back() {
     });
 }
 
-/// A future that gives up after some polls.
-struct GiveUp<F>(F, u32);
-
-impl<F: Future + Unpin> Future for GiveUp<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match Pin::new(&mut self.0).poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if self.1 == 0 => Poll::Ready(None),
-            Poll::Pending => {
-                self.1 -= 1;
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
-        }
-    }
-}
-
 /// Tasks, goroutines and threads send and receive; futures are dropped at random moments. Every
 /// value that was sent arrives once.
 #[test]
 fn dropped_futures_lose_no_value_and_no_wake_up() {
-    let _w = watchdog();
     at_each_procs(|| {
         for (seed, cap) in [(1, Some(0)), (2, Some(1)), (3, Some(3)), (4, None)] {
             let (tx, rx) = channel_of(cap);
@@ -517,13 +479,9 @@ fn dropped_futures_lose_no_value_and_no_wake_up() {
                         let mut sent = Vec::new();
                         while !stop.load(Ordering::Relaxed) {
                             let n = next.fetch_add(1, Ordering::Relaxed);
-                            let send = Box::pin(tx.send_async(Box::new(n)));
-                            if rng.random_bool(0.5) {
-                                if GiveUp(send, rng.random_range(0..3)).await.is_some() {
-                                    sent.push(n);
-                                }
-                            } else {
-                                send.await.unwrap();
+                            let send = tx.send_async(Box::new(n));
+                            if let Some(result) = await_or_give_up(&mut rng, send).await {
+                                result.unwrap();
                                 sent.push(n);
                             }
                             if cap.is_none() && tx.len() > 1000 {
@@ -544,13 +502,7 @@ fn dropped_futures_lose_no_value_and_no_wake_up() {
                     _ => task::spawn(async move {
                         let mut got = Vec::new();
                         loop {
-                            let recv = Box::pin(rx.recv_async());
-                            let result = if rng.random_bool(0.5) {
-                                GiveUp(recv, rng.random_range(0..3)).await
-                            } else {
-                                Some(recv.await)
-                            };
-                            match result {
+                            match await_or_give_up(&mut rng, rx.recv_async()).await {
                                 Some(Ok(n)) => got.push(*n),
                                 Some(Err(RecvError)) => return got,
                                 None => {}

@@ -5,14 +5,13 @@
 #![allow(clippy::await_holding_lock)]
 
 use crate::common::{hold_until, watchdog};
-use crate::executor::{Parking, at_each_procs, poll_once};
+use crate::executor::{GiveUp, Parking, at_each_procs, await_or_give_up, pending, poll_once};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 use trefoil::context::{Context as RequestContext, ContextError};
 use trefoil::sync::{
@@ -21,24 +20,21 @@ use trefoil::sync::{
 use trefoil::task::{self, JoinHandle};
 use trefoil::{block_on, go};
 
-/// Runs the future that `make` makes as a task, in `block_on` on a goroutine and on a thread, and
-/// in another executor. Returns handles.
-fn in_all_ways<F: Future<Output = ()> + Send + 'static>(
-    make: impl Fn() -> F + Send + Sync + 'static,
+/// Runs the futures that `make` makes of clones of `shared`: as a task, in `block_on` on a
+/// goroutine and on a thread, and in another executor. Returns handles.
+fn in_all_ways<S: Clone, F: Future<Output = ()> + Send + 'static>(
+    shared: &S,
+    make: impl Fn(S) -> F,
 ) -> Vec<JoinHandle<()>> {
-    let make = Arc::new(make);
-    let (on_goroutine, on_thread, elsewhere) = (make.clone(), make.clone(), make.clone());
+    let [in_task, on_goroutine, on_thread, elsewhere] = [(); 4].map(|()| make(shared.clone()));
+    let in_thread = |f: Box<dyn FnOnce() + Send>| {
+        go(move || trefoil::blocking(|| std::thread::spawn(f).join()).unwrap())
+    };
     vec![
-        task::spawn(make()),
-        go(move || block_on(on_goroutine())),
-        go(|| {
-            trefoil::blocking(move || std::thread::spawn(move || block_on(on_thread())).join())
-                .unwrap()
-        }),
-        go(|| {
-            let thread = std::thread::spawn(move || Parking::block_on(elsewhere()));
-            trefoil::blocking(|| thread.join()).unwrap();
-        }),
+        task::spawn(in_task),
+        go(move || block_on(on_goroutine)),
+        in_thread(Box::new(move || block_on(on_thread))),
+        in_thread(Box::new(move || Parking::block_on(elsewhere))),
     ]
 }
 
@@ -46,40 +42,16 @@ fn join_all(handles: Vec<JoinHandle<()>>) {
     handles.into_iter().for_each(|h| h.join().unwrap());
 }
 
-/// A future that gives up after some polls.
-struct GiveUp<F>(F, u32);
-
-impl<F: Future + Unpin> Future for GiveUp<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match Pin::new(&mut self.0).poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if self.1 == 0 => Poll::Ready(None),
-            Poll::Pending => {
-                self.1 -= 1;
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
-        }
-    }
-}
-
 #[test]
 fn a_mutex_excludes_tasks_goroutines_and_threads() {
-    let _w = watchdog();
     at_each_procs(|| {
         let total = Arc::new(Mutex::new(0));
-        let shared = total.clone();
-        let mut handles = in_all_ways(move || {
-            let total = shared.clone();
-            async move {
-                for _ in 0..300 {
-                    let mut guard = total.lock_async().await;
-                    let seen = *guard;
-                    task::yield_now().await; // the guard is held across an await
-                    *guard = seen + 1;
-                }
+        let mut handles = in_all_ways(&total, |total| async move {
+            for _ in 0..300 {
+                let mut guard = total.lock_async().await;
+                let seen = *guard;
+                task::yield_now().await; // the guard is held across an await
+                *guard = seen + 1;
             }
         });
         handles.push(go({
@@ -103,10 +75,8 @@ fn a_lock_future_that_is_dropped_leaves_the_mutex_free() {
     let _w = watchdog();
     let mutex = Mutex::new(());
     let guard = mutex.lock();
-    let mut first = Box::pin(mutex.lock_async());
-    let mut second = Box::pin(mutex.lock_async());
-    assert!(poll_once(first.as_mut()).is_pending());
-    assert!(poll_once(second.as_mut()).is_pending());
+    let first = pending(mutex.lock_async());
+    let mut second = pending(mutex.lock_async());
     drop(guard); // wakes `first`
     drop(first); // which passes the wake-up on
     assert!(poll_once(second.as_mut()).is_ready());
@@ -118,11 +88,8 @@ fn a_lock_handed_over_in_starvation_mode_is_passed_on_by_a_dropped_future() {
     let _w = watchdog();
     let mutex = Mutex::new(());
     let mut guard = mutex.lock();
-    let mut first = Box::pin(mutex.lock_async());
-    let mut second = Box::pin(mutex.lock_async());
-    for future in [&mut first, &mut second] {
-        assert!(poll_once(future.as_mut()).is_pending());
-    }
+    let mut first = pending(mutex.lock_async());
+    let mut second = pending(mutex.lock_async());
     // Both have waited for more than a millisecond. The first loses to a newcomer, and demands
     // starvation mode.
     std::thread::sleep(Duration::from_millis(3));
@@ -139,7 +106,6 @@ fn a_lock_handed_over_in_starvation_mode_is_passed_on_by_a_dropped_future() {
 
 #[test]
 fn dropped_lock_futures_lose_no_wake_up() {
-    let _w = watchdog();
     at_each_procs(|| {
         let mutex = Arc::new(Mutex::new(0u64));
         let done = Arc::new(AtomicUsize::new(0));
@@ -163,12 +129,7 @@ fn dropped_lock_futures_lose_no_wake_up() {
                 }
                 task::spawn(async move {
                     for _ in 0..500 {
-                        let lock = Box::pin(mutex.lock_async());
-                        let guard = if rng.random_bool(0.5) {
-                            GiveUp(lock, rng.random_range(0..3)).await
-                        } else {
-                            Some(lock.await)
-                        };
+                        let guard = await_or_give_up(&mut rng, mutex.lock_async()).await;
                         if let Some(mut guard) = guard {
                             slow(&mut guard, &mut rng);
                             done.fetch_add(1, Ordering::Relaxed);
@@ -188,29 +149,21 @@ fn dropped_lock_futures_lose_no_wake_up() {
 
 #[test]
 fn a_read_write_lock_admits_readers_or_one_writer() {
-    let _w = watchdog();
     at_each_procs(|| {
         let lock = Arc::new(RwLock::new((0u64, 0u64)));
-        let (readers, writers) = (lock.clone(), lock.clone());
-        let mut handles = in_all_ways(move || {
-            let lock = writers.clone();
-            async move {
-                for _ in 0..100 {
-                    let mut guard = lock.write_async().await;
-                    guard.0 += 1;
-                    task::yield_now().await;
-                    guard.1 += 1;
-                }
+        let mut handles = in_all_ways(&lock, |lock| async move {
+            for _ in 0..100 {
+                let mut guard = lock.write_async().await;
+                guard.0 += 1;
+                task::yield_now().await;
+                guard.1 += 1;
             }
         });
-        handles.extend(in_all_ways(move || {
-            let lock = readers.clone();
-            async move {
-                for _ in 0..100 {
-                    let guard = lock.read_async().await;
-                    task::yield_now().await;
-                    assert_eq!(guard.0, guard.1);
-                }
+        handles.extend(in_all_ways(&lock, |lock| async move {
+            for _ in 0..100 {
+                let guard = lock.read_async().await;
+                task::yield_now().await;
+                assert_eq!(guard.0, guard.1);
             }
         }));
         join_all(handles);
@@ -224,33 +177,28 @@ fn dropped_read_and_write_futures_leave_the_lock_free() {
     let lock = RwLock::new(());
     // A writer that waits for a reader keeps readers out until it is dropped.
     let reader = lock.read();
-    let mut write = Box::pin(lock.write_async());
-    assert!(poll_once(write.as_mut()).is_pending());
-    let mut read = Box::pin(lock.read_async());
-    assert!(poll_once(read.as_mut()).is_pending());
+    let write = pending(lock.write_async());
+    let mut read = pending(lock.read_async());
     drop(write);
     assert!(poll_once(read.as_mut()).is_ready());
     drop((reader, read));
     assert!(lock.try_write().is_some());
     // A writer that the last reader has admitted, and a reader that a writer has admitted.
     let reader = lock.read();
-    let mut write = Box::pin(lock.write_async());
-    assert!(poll_once(write.as_mut()).is_pending());
+    let write = pending(lock.write_async());
     drop(reader);
     assert!(lock.try_read().is_none(), "the writer has the lock");
     drop(write);
     assert!(lock.try_write().is_some());
     let writer = lock.write();
-    let mut read = Box::pin(lock.read_async());
-    assert!(poll_once(read.as_mut()).is_pending());
+    let read = pending(lock.read_async());
     drop(writer);
     assert!(lock.try_write().is_none(), "the reader has the lock");
     drop(read);
     assert!(lock.try_write().is_some());
     // A second writer waits in the mutex of the writers.
     let writer = lock.write();
-    let mut write = Box::pin(lock.write_async());
-    assert!(poll_once(write.as_mut()).is_pending());
+    let write = pending(lock.write_async());
     drop(write);
     drop(writer);
     assert!(lock.try_write().is_some());
@@ -258,7 +206,6 @@ fn dropped_read_and_write_futures_leave_the_lock_free() {
 
 #[test]
 fn dropped_futures_of_a_read_write_lock_lose_no_wake_up() {
-    let _w = watchdog();
     at_each_procs(|| {
         let lock = Arc::new(RwLock::new((0u64, 0u64)));
         let handles: Vec<_> = (0..6u64)
@@ -267,24 +214,15 @@ fn dropped_futures_of_a_read_write_lock_lose_no_wake_up() {
                 let mut rng = SmallRng::seed_from_u64(n);
                 task::spawn(async move {
                     for _ in 0..500 {
-                        let patience = rng.random_range(0..4);
                         if rng.random_bool(0.5) {
-                            let write = Box::pin(lock.write_async());
-                            let guard = match patience {
-                                3 => Some(write.await),
-                                polls => GiveUp(write, polls).await,
-                            };
+                            let guard = await_or_give_up(&mut rng, lock.write_async()).await;
                             if let Some(mut guard) = guard {
                                 guard.0 += 1;
                                 task::yield_now().await;
                                 guard.1 += 1;
                             }
                         } else {
-                            let read = Box::pin(lock.read_async());
-                            let guard = match patience {
-                                3 => Some(read.await),
-                                polls => GiveUp(read, polls).await,
-                            };
+                            let guard = await_or_give_up(&mut rng, lock.read_async()).await;
                             if let Some(guard) = guard {
                                 task::yield_now().await;
                                 assert_eq!(guard.0, guard.1);
@@ -301,30 +239,23 @@ fn dropped_futures_of_a_read_write_lock_lose_no_wake_up() {
 
 #[test]
 fn a_semaphore_limits_tasks_goroutines_and_threads() {
-    let _w = watchdog();
     at_each_procs(|| {
-        let semaphore = Arc::new(Semaphore::new(3));
-        let inside = Arc::new(AtomicUsize::new(0));
-        let (shared, counter) = (semaphore.clone(), inside.clone());
+        let shared = (Arc::new(Semaphore::new(3)), Arc::new(AtomicUsize::new(0)));
         let handles = (0..3).flat_map(|_| {
-            let (semaphore, inside) = (shared.clone(), counter.clone());
-            in_all_ways(move || {
-                let (semaphore, inside) = (semaphore.clone(), inside.clone());
-                async move {
-                    for n in 1..=100 {
-                        let permits = 1 + n % 2;
-                        let permit = semaphore.acquire_many_async(permits).await;
-                        let before = inside.fetch_add(permits, Ordering::SeqCst);
-                        assert!(before + permits <= 3);
-                        task::yield_now().await;
-                        inside.fetch_sub(permits, Ordering::SeqCst);
-                        drop(permit);
-                    }
+            in_all_ways(&shared, |(semaphore, inside)| async move {
+                for n in 1..=100 {
+                    let permits = 1 + n % 2;
+                    let permit = semaphore.acquire_many_async(permits).await;
+                    let before = inside.fetch_add(permits, Ordering::SeqCst);
+                    assert!(before + permits <= 3);
+                    task::yield_now().await;
+                    inside.fetch_sub(permits, Ordering::SeqCst);
+                    drop(permit);
                 }
             })
         });
         join_all(handles.collect());
-        assert_eq!(semaphore.available_permits(), 3);
+        assert_eq!(shared.0.available_permits(), 3);
     });
 }
 
@@ -332,10 +263,8 @@ fn a_semaphore_limits_tasks_goroutines_and_threads() {
 fn a_dropped_acquire_passes_its_permits_on() {
     let _w = watchdog();
     let semaphore = Semaphore::new(0);
-    let mut first = Box::pin(semaphore.acquire_many_async(2));
-    let mut second = Box::pin(semaphore.acquire_async());
-    assert!(poll_once(first.as_mut()).is_pending());
-    assert!(poll_once(second.as_mut()).is_pending());
+    let first = pending(semaphore.acquire_many_async(2));
+    let mut second = pending(semaphore.acquire_async());
     semaphore.add_permits(1);
     assert!(poll_once(second.as_mut()).is_pending(), "the first waits for two");
     drop(first); // was not served
@@ -343,10 +272,8 @@ fn a_dropped_acquire_passes_its_permits_on() {
     assert_eq!(semaphore.available_permits(), 1);
 
     let taken = semaphore.acquire();
-    let mut first = Box::pin(semaphore.acquire_async());
-    let mut second = Box::pin(semaphore.acquire_async());
-    assert!(poll_once(first.as_mut()).is_pending());
-    assert!(poll_once(second.as_mut()).is_pending());
+    let first = pending(semaphore.acquire_async());
+    let mut second = pending(semaphore.acquire_async());
     drop(taken);
     assert_eq!(semaphore.available_permits(), 0, "the first has the permit");
     drop(first);
@@ -356,7 +283,6 @@ fn a_dropped_acquire_passes_its_permits_on() {
 
 #[test]
 fn dropped_acquires_lose_no_permit_and_no_wake_up() {
-    let _w = watchdog();
     at_each_procs(|| {
         let semaphore = Arc::new(Semaphore::new(3));
         let mut handles: Vec<_> = (0..6u64)
@@ -365,13 +291,8 @@ fn dropped_acquires_lose_no_permit_and_no_wake_up() {
                 let mut rng = SmallRng::seed_from_u64(n);
                 task::spawn(async move {
                     for _ in 0..500 {
-                        let acquire =
-                            Box::pin(semaphore.acquire_many_async(rng.random_range(1..=3)));
-                        let permit = if rng.random_bool(0.5) {
-                            GiveUp(acquire, rng.random_range(0..3)).await
-                        } else {
-                            Some(acquire.await)
-                        };
+                        let acquire = semaphore.acquire_many_async(rng.random_range(1..=3));
+                        let permit = await_or_give_up(&mut rng, acquire).await;
                         task::yield_now().await;
                         drop(permit);
                     }
@@ -393,22 +314,17 @@ fn dropped_acquires_lose_no_permit_and_no_wake_up() {
 
 #[test]
 fn a_wait_group_wakes_all_that_wait_and_forgets_dropped_futures() {
-    let _w = watchdog();
     at_each_procs(|| {
         for _ in 0..50 {
             let group = WaitGroup::new();
             let finished = Arc::new(AtomicBool::new(false));
             group.add(1);
-            let (waited, flag) = (group.clone(), finished.clone());
-            let handles = in_all_ways(move || {
-                let (group, finished) = (waited.clone(), flag.clone());
-                async move {
-                    group.wait_async().await;
-                    assert!(finished.load(Ordering::Acquire));
-                }
+            let shared = (group.clone(), finished.clone());
+            let handles = in_all_ways(&shared, |(group, finished)| async move {
+                group.wait_async().await;
+                assert!(finished.load(Ordering::Acquire));
             });
-            let mut dropped: Vec<_> = (0..3).map(|_| Box::pin(group.wait_async())).collect();
-            dropped.iter_mut().for_each(|f| assert!(poll_once(f.as_mut()).is_pending()));
+            let mut dropped: Vec<_> = (0..3).map(|_| pending(group.wait_async())).collect();
             drop(dropped.remove(1));
             finished.store(true, Ordering::Release);
             group.done();
@@ -424,22 +340,16 @@ fn a_wait_group_wakes_all_that_wait_and_forgets_dropped_futures() {
 
 #[test]
 fn a_barrier_counts_tasks_and_forgets_dropped_futures() {
-    let _w = watchdog();
     at_each_procs(|| {
         for _ in 0..50 {
             let barrier = Arc::new(Barrier::new(5));
             let leaders = Arc::new(AtomicUsize::new(0));
-            let mut given_up = Box::pin(barrier.wait_async());
-            assert!(poll_once(given_up.as_mut()).is_pending());
-            drop(given_up);
-            let (shared, count) = (barrier.clone(), leaders.clone());
-            let handles = in_all_ways(move || {
-                let (barrier, leaders) = (shared.clone(), count.clone());
-                async move {
-                    for _ in 0..3 {
-                        let result = barrier.wait_async().await;
-                        leaders.fetch_add(usize::from(result.is_leader()), Ordering::Relaxed);
-                    }
+            drop(pending(barrier.wait_async()));
+            let shared = (barrier.clone(), leaders.clone());
+            let handles = in_all_ways(&shared, |(barrier, leaders)| async move {
+                for _ in 0..3 {
+                    let result = barrier.wait_async().await;
+                    leaders.fetch_add(usize::from(result.is_leader()), Ordering::Relaxed);
                 }
             });
             for _ in 0..3 {
@@ -459,8 +369,7 @@ fn notify_one_stores_one_permit_and_serves_in_order() {
     notify.notify_one();
     notify.notify_one();
     assert!(poll_once(Box::pin(notify.notified()).as_mut()).is_ready());
-    let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(notify.notified())).collect();
-    waiting.iter_mut().for_each(|f| assert!(poll_once(f.as_mut()).is_pending()));
+    let mut waiting: Vec<_> = (0..3).map(|_| pending(notify.notified())).collect();
     notify.notify_one();
     assert!(poll_once(waiting[1].as_mut()).is_pending());
     assert!(poll_once(waiting[0].as_mut()).is_ready());
@@ -468,8 +377,7 @@ fn notify_one_stores_one_permit_and_serves_in_order() {
     notify.notify_one();
     drop(waiting.remove(1));
     assert!(poll_once(waiting[1].as_mut()).is_ready());
-    let mut last = Box::pin(notify.notified());
-    assert!(poll_once(last.as_mut()).is_pending());
+    let last = pending(notify.notified());
     notify.notify_one();
     drop(last);
     notify.wait();
@@ -479,38 +387,32 @@ fn notify_one_stores_one_permit_and_serves_in_order() {
 fn notify_waiters_wakes_those_that_exist_and_stores_nothing() {
     let _w = watchdog();
     let notify = Notify::new();
-    let mut polled = Box::pin(notify.notified());
+    let mut polled = pending(notify.notified());
     let mut unpolled = Box::pin(notify.notified());
-    let mut dropped = Box::pin(notify.notified());
-    assert!(poll_once(polled.as_mut()).is_pending());
-    assert!(poll_once(dropped.as_mut()).is_pending());
+    let dropped = pending(notify.notified());
     notify.notify_waiters();
     drop(dropped); // passes nothing on
-    assert!(poll_once(Box::pin(notify.notified()).as_mut()).is_pending());
+    drop(pending(notify.notified()));
     assert!(poll_once(polled.as_mut()).is_ready());
     assert!(poll_once(unpolled.as_mut()).is_ready());
 }
 
 #[test]
 fn no_notification_is_lost_between_tasks_goroutines_and_threads() {
-    let _w = watchdog();
     at_each_procs(|| {
         let notify = Arc::new(Notify::new());
         let left = Arc::new(AtomicUsize::new(2000));
-        let (shared, count) = (notify.clone(), left.clone());
         // Each consumer takes the number down by one per wake-up; a permit is never taken twice.
-        let mut handles = in_all_ways(move || {
-            let (notify, left) = (shared.clone(), count.clone());
+        let shared = (notify.clone(), left.clone());
+        let mut handles = in_all_ways(&shared, |(notify, left)| async move {
             let mut rng = SmallRng::seed_from_u64(7);
-            async move {
-                while left.load(Ordering::SeqCst) > 0 {
-                    let notified = Box::pin(notify.notified());
-                    if GiveUp(notified, rng.random_range(0..4)).await.is_some() {
-                        let down = |n: usize| n.checked_sub(1);
-                        let _ = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, down);
-                    }
-                    task::yield_now().await;
+            while left.load(Ordering::SeqCst) > 0 {
+                let notified = Box::pin(notify.notified());
+                if GiveUp(notified, rng.random_range(0..4)).await.is_some() {
+                    let down = |n: usize| n.checked_sub(1);
+                    let _ = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, down);
                 }
+                task::yield_now().await;
             }
         });
         handles.push(go(move || {
@@ -525,7 +427,6 @@ fn no_notification_is_lost_between_tasks_goroutines_and_threads() {
 
 #[test]
 fn a_task_and_a_goroutine_notify_each_other() {
-    let _w = watchdog();
     at_each_procs(|| {
         let (ping, pong) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let task = task::spawn({
@@ -547,22 +448,17 @@ fn a_task_and_a_goroutine_notify_each_other() {
 
 #[test]
 fn the_end_of_a_context_wakes_tasks() {
-    let _w = watchdog();
     at_each_procs(|| {
         let (context, cancel) = RequestContext::background().with_cancel();
-        let shared = context.clone();
-        let handles = in_all_ways(move || {
-            let context = shared.clone();
-            async move { assert_eq!(context.done_async().await, ContextError::Canceled) }
+        let handles = in_all_ways(&context, |context| async move {
+            assert_eq!(context.done_async().await, ContextError::Canceled);
         });
-        let mut dropped = Box::pin(context.done_async());
-        assert!(poll_once(dropped.as_mut()).is_pending());
-        drop(dropped);
+        drop(pending(context.done_async()));
         cancel.cancel();
         join_all(handles);
         assert_eq!(block_on(context.done_async()), ContextError::Canceled);
         let never = RequestContext::background();
-        assert!(poll_once(Box::pin(never.done_async()).as_mut()).is_pending());
+        drop(pending(never.done_async()));
         let (late, _cancel) = never.with_timeout(Duration::from_millis(2));
         let task = task::spawn(async move { late.done_async().await });
         assert_eq!(task.join().unwrap(), ContextError::DeadlineExceeded);
@@ -588,23 +484,19 @@ fn futures_and_guards_are_send() {
 /// Goroutines, threads, tasks and other executors wait for one initializer, a closure or a future.
 #[test]
 fn a_once_lock_is_initialised_by_one_future() {
-    let _w = watchdog();
     at_each_procs(|| {
         for round in 0..20 {
             let place = Arc::new(OnceLock::new());
             let runs = Arc::new(AtomicUsize::new(0));
-            let (shared, counted) = (place.clone(), runs.clone());
-            let mut handles = in_all_ways(move || {
-                let (place, runs) = (shared.clone(), counted.clone());
-                async move {
-                    let init = || async {
-                        runs.fetch_add(1, Ordering::Relaxed);
-                        task::yield_now().await;
-                        trefoil::time::sleep_async(Duration::from_micros(100)).await;
-                        Box::new(42)
-                    };
-                    assert_eq!(**place.get_or_init_async(init).await, 42);
-                }
+            let shared = (place.clone(), runs.clone());
+            let mut handles = in_all_ways(&shared, |(place, runs)| async move {
+                let init = || async {
+                    runs.fetch_add(1, Ordering::Relaxed);
+                    task::yield_now().await;
+                    trefoil::time::sleep_async(Duration::from_micros(100)).await;
+                    Box::new(42)
+                };
+                assert_eq!(**place.get_or_init_async(init).await, 42);
             });
             for _ in 0..2 {
                 let (place, runs) = (place.clone(), runs.clone());
@@ -626,7 +518,6 @@ fn a_once_lock_is_initialised_by_one_future() {
 
 #[test]
 fn an_initialiser_that_is_dropped_lets_the_next_one_try() {
-    let _w = watchdog();
     at_each_procs(|| {
         let place = Arc::new(OnceLock::new());
         let started = Arc::new(Semaphore::new(0));
@@ -641,17 +532,14 @@ fn an_initialiser_that_is_dropped_lets_the_next_one_try() {
         });
         started.acquire().forget();
         // Tasks and goroutines wait for the initializer that hangs.
-        let shared = place.clone();
-        let mut waiters = in_all_ways(move || {
-            let place = shared.clone();
-            async move { assert_eq!(*place.get_or_init_async(|| async { 1 }).await, 1) }
+        let mut waiters = in_all_ways(&place, |place| async move {
+            assert_eq!(*place.get_or_init_async(|| async { 1 }).await, 1);
         });
         let waiting = place.clone();
         waiters.push(go(move || assert_eq!(*waiting.get_or_init(|| 1), 1)));
         // A wait that is dropped leaves the queue.
         for _ in 0..10 {
-            let mut dropped = Box::pin(place.get_or_init_async(|| async { 2 }));
-            assert!(poll_once(dropped.as_mut()).is_pending());
+            drop(pending(place.get_or_init_async(|| async { 2 })));
         }
         assert_eq!(place.get(), None);
         hanging.abort();
@@ -663,7 +551,6 @@ fn an_initialiser_that_is_dropped_lets_the_next_one_try() {
 
 #[test]
 fn an_initialiser_that_panics_lets_the_next_one_try() {
-    let _w = watchdog();
     at_each_procs(|| {
         let place = Arc::new(OnceLock::new());
         let attempts = Arc::new(AtomicUsize::new(0));
@@ -695,7 +582,6 @@ fn an_initialiser_that_panics_lets_the_next_one_try() {
 /// waiter is left behind.
 #[test]
 fn once_locks_survive_dropped_waits_and_initialisers() {
-    let _w = watchdog();
     at_each_procs(|| {
         for round in 0..100 {
             let place = Arc::new(OnceLock::new());
@@ -731,8 +617,9 @@ fn once_locks_survive_dropped_waits_and_initialisers() {
     });
 }
 
-/// A future was in the queue of a mutex, and its goroutine ran, when the runtime ended and the mutex
-/// was unlocked: the mutex passed the future over, and the drop of the future waited for ever.
+/// A future was in the queue of a mutex, and its goroutine ran, when the runtime ended and the
+/// mutex was unlocked: the mutex passed the future over, and the drop of the future waited for
+/// ever.
 #[test]
 fn a_future_that_was_passed_over_at_the_end_of_its_runtime_can_be_dropped() {
     static STEP: AtomicU32 = AtomicU32::new(0);

@@ -20,8 +20,10 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Runs `f` on a runtime of its own. Goroutines that are stuck at the end are left behind.
+/// Runs `f` on a runtime of its own, with a watchdog. Goroutines that are stuck at the end are left
+/// behind.
 fn on_own_runtime(f: impl FnOnce() + Send) {
+    let _w = watchdog();
     runtime(2).run(f);
 }
 
@@ -39,6 +41,28 @@ fn deadlock() -> Deadlock {
     found.unwrap()
 }
 
+/// Waits for a deadlock of these goroutines, which is certain.
+fn certain_deadlock(members: &[&str]) -> Deadlock {
+    let deadlock = deadlock();
+    assert!(deadlock.certain, "{deadlock}");
+    assert_eq!(names(&deadlock), members);
+    deadlock
+}
+
+/// Waits for a deadlock of these goroutines, which is probable.
+fn probable_deadlock(members: &[&str]) -> Deadlock {
+    let deadlock = deadlock();
+    assert!(!deadlock.certain, "{deadlock}");
+    assert_eq!(names(&deadlock), members);
+    deadlock
+}
+
+/// Fails unless the text of the deadlock contains all these parts.
+fn assert_says(deadlock: &Deadlock, parts: &[&str]) {
+    let text = deadlock.to_string();
+    parts.iter().for_each(|part| assert!(text.contains(part), "{part}: {text}"));
+}
+
 fn names(deadlock: &Deadlock) -> Vec<String> {
     let mut names: Vec<_> = deadlock
         .members
@@ -49,16 +73,41 @@ fn names(deadlock: &Deadlock) -> Vec<String> {
     names
 }
 
+/// Where goroutines wait until all have come.
+struct Meeting {
+    size: u64,
+    come: AtomicU64,
+}
+
+impl Meeting {
+    const fn of(size: u64) -> Meeting {
+        Meeting { size, come: AtomicU64::new(0) }
+    }
+
+    fn come(&self) {
+        self.come.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn is_complete(&self) -> bool {
+        self.come.load(Ordering::SeqCst) == self.size
+    }
+
+    /// Comes, and waits for the others.
+    fn meet(&self) {
+        self.come();
+        yield_until("the others", || self.is_complete());
+    }
+}
+
 /// Starts goroutines that lock a mutex each, meet, and then lock that of the next one.
 fn lock_in_a_circle(count: usize) {
     let mutexes: Arc<Vec<Mutex<()>>> = Arc::new((0..count).map(|_| Mutex::new(())).collect());
-    let locked = Arc::new(AtomicU64::new(0));
+    let locked = Arc::new(Meeting::of(count as u64));
     for i in 0..count {
         let (mutexes, locked) = (mutexes.clone(), locked.clone());
         named(&format!("circle {i}"), move || {
             let _own = mutexes[i].lock();
-            locked.fetch_add(1, Ordering::SeqCst);
-            yield_until("the others", || locked.load(Ordering::SeqCst) == count as u64);
+            locked.meet();
             waits_in_a_circle(&mutexes[(i + 1) % count]);
         });
     }
@@ -71,7 +120,6 @@ fn waits_in_a_circle(mutex: &Mutex<()>) {
 
 #[test]
 fn three_mutexes_in_a_circle_are_certain_while_others_run() {
-    let _w = watchdog();
     on_own_runtime(|| {
         let stop = Arc::new(AtomicBool::new(false));
         let stops = stop.clone();
@@ -81,9 +129,7 @@ fn three_mutexes_in_a_circle_are_certain_while_others_run() {
             }
         });
         lock_in_a_circle(3);
-        let deadlock = deadlock();
-        assert!(deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["circle 0", "circle 1", "circle 2"]);
+        let deadlock = certain_deadlock(&["circle 0", "circle 1", "circle 2"]);
         for (i, member) in deadlock.members.iter().enumerate() {
             let waits_for = member.goroutine.waits_for.as_ref().expect("a wait");
             let next = &deadlock.members[(i + 1) % 3].goroutine;
@@ -107,83 +153,63 @@ fn three_mutexes_in_a_circle_are_certain_while_others_run() {
 
 #[test]
 fn a_goroutine_that_locks_twice_waits_for_itself() {
-    let _w = watchdog();
     on_own_runtime(|| {
         named("twice", || {
             let m = Mutex::new(());
             let _first = m.lock();
             drop(m.lock());
         });
-        let deadlock = deadlock();
-        assert!(deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["twice"]);
-        assert!(deadlock.to_string().contains("a goroutine waits for itself"), "{deadlock}");
+        let deadlock = certain_deadlock(&["twice"]);
+        assert_says(&deadlock, &["a goroutine waits for itself"]);
     });
 }
 
 #[test]
 fn writers_and_a_reader_in_a_circle_are_certain() {
-    let _w = watchdog();
     static A: RwLock<()> = RwLock::new(());
     static B: RwLock<()> = RwLock::new(());
-    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    static LOCKED: Meeting = Meeting::of(2);
     on_own_runtime(|| {
-        let both = || {
-            LOCKED.fetch_add(1, Ordering::SeqCst);
-            yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
-        };
         named("reads b", move || {
             let _a = A.write();
-            both();
+            LOCKED.meet();
             drop(B.read());
         });
         named("writes a", move || {
             let _b = B.write();
-            both();
+            LOCKED.meet();
             drop(A.write());
         });
-        let deadlock = deadlock();
-        assert!(deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["reads b", "writes a"]);
-        let text = deadlock.to_string();
-        assert!(text.contains("waits for RwLock (read) 0x"), "{text}");
-        assert!(text.contains("waits for RwLock (write) 0x"), "{text}");
+        let deadlock = certain_deadlock(&["reads b", "writes a"]);
+        assert_says(&deadlock, &["waits for RwLock (read) 0x", "waits for RwLock (write) 0x"]);
     });
 }
 
 #[test]
 fn initializers_that_need_each_other_are_certain() {
-    let _w = watchdog();
     static A: Once = Once::new();
     static B: OnceLock<()> = OnceLock::new();
-    static BEGUN: AtomicU64 = AtomicU64::new(0);
+    static BEGUN: Meeting = Meeting::of(2);
     on_own_runtime(|| {
-        let both = || {
-            BEGUN.fetch_add(1, Ordering::SeqCst);
-            yield_until("the other", || BEGUN.load(Ordering::SeqCst) == 2);
-        };
         named("a", move || {
             A.call_once(|| {
-                both();
+                BEGUN.meet();
                 B.get_or_init(|| ());
             });
         });
         named("b", move || {
             B.get_or_init(|| {
-                both();
+                BEGUN.meet();
                 A.call_once(|| ());
             });
         });
-        let deadlock = deadlock();
-        assert!(deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["a", "b"]);
-        assert!(deadlock.to_string().contains("waits for Once 0x"), "{deadlock}");
+        let deadlock = certain_deadlock(&["a", "b"]);
+        assert_says(&deadlock, &["waits for Once 0x"]);
     });
 }
 
 #[test]
 fn goroutines_that_join_each_other_are_certain() {
-    let _w = watchdog();
     on_own_runtime(|| {
         let (to_a, of_b) = bounded::<JoinHandle<()>>(1);
         let (to_b, of_a) = bounded::<JoinHandle<()>>(1);
@@ -192,20 +218,13 @@ fn goroutines_that_join_each_other_are_certain() {
         let (a_id, b_id) = (a.id(), b.id());
         to_a.send(b).unwrap();
         to_b.send(a).unwrap();
-        let deadlock = deadlock();
-        assert!(deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["a", "b"]);
-        let text = deadlock.to_string();
-        assert!(
-            text.contains(&format!("goroutine {a_id} \"a\" joins goroutine {b_id} \"b\"")),
-            "{text}"
-        );
+        let deadlock = certain_deadlock(&["a", "b"]);
+        assert_says(&deadlock, &[&format!("goroutine {a_id} \"a\" joins goroutine {b_id} \"b\"")]);
     });
 }
 
 #[test]
 fn a_scope_whose_goroutine_needs_a_lock_of_its_owner_is_certain() {
-    let _w = watchdog();
     on_own_runtime(|| {
         named("owner", || {
             let m = Mutex::new(());
@@ -217,11 +236,7 @@ fn a_scope_whose_goroutine_needs_a_lock_of_its_owner_is_certain() {
         });
         let deadlock = deadlock();
         assert!(deadlock.certain && deadlock.members.len() == 2, "{deadlock}");
-        let text = deadlock.to_string();
-        assert!(
-            text.contains("\"owner\" waits for 2 goroutines of its scope: goroutine "),
-            "{text}"
-        );
+        assert_says(&deadlock, &["\"owner\" waits for 2 goroutines of its scope: goroutine "]);
     });
 }
 
@@ -233,7 +248,6 @@ fn count_in_state(state: &str) -> usize {
 /// Every goroutine of the scope that needs the lock makes a cycle of its own.
 #[test]
 fn a_deadlock_of_a_scope_with_many_goroutines_is_listed_once_and_certain() {
-    let _w = watchdog();
     const COUNT: usize = 50;
     on_own_runtime(|| {
         named("owner", || {
@@ -264,7 +278,6 @@ fn a_deadlock_of_a_scope_with_many_goroutines_is_listed_once_and_certain() {
 /// `notify_all` moves waiters to the queue of a mutex that is locked.
 #[test]
 fn a_waiter_that_was_moved_to_the_queue_of_a_mutex_may_be_a_member() {
-    let _w = watchdog();
     static M: Mutex<()> = Mutex::new(());
     static CHANGED: Condvar = Condvar::new();
     on_own_runtime(|| {
@@ -277,10 +290,8 @@ fn a_waiter_that_was_moved_to_the_queue_of_a_mutex_may_be_a_member() {
             CHANGED.notify_all();
             waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
         });
-        let deadlock = deadlock();
-        assert!(deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["notifier", "waiter 0"]);
-        assert!(deadlock.to_string().contains("\"waiter 0\" waits for Mutex 0x"), "{deadlock}");
+        let deadlock = certain_deadlock(&["notifier", "waiter 0"]);
+        assert_says(&deadlock, &["\"waiter 0\" waits for Mutex 0x"]);
         let dump = debug::dump();
         assert!(dump.contains("[sync.Cond.Wait]:\n\twaits for Mutex 0x"), "{dump}");
     });
@@ -290,52 +301,45 @@ fn a_waiter_that_was_moved_to_the_queue_of_a_mutex_may_be_a_member() {
 // The guard may be held across an await: it is `Send`, and waiters park.
 #[allow(clippy::await_holding_lock)]
 fn a_task_that_blocks_in_its_poll_may_be_a_member() {
-    let _w = watchdog();
     static A: Mutex<()> = Mutex::new(());
     static B: Mutex<()> = Mutex::new(());
-    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    static LOCKED: Meeting = Meeting::of(2);
     on_own_runtime(|| {
-        let both = || LOCKED.load(Ordering::SeqCst) == 2;
         let waiting = task::spawn(async move {
             let _a = A.lock_async().await;
-            LOCKED.fetch_add(1, Ordering::SeqCst);
-            while !both() {
+            LOCKED.come();
+            while !LOCKED.is_complete() {
                 task::yield_now().await;
             }
             drop(B.lock()); // blocks its carrier
         });
         named("goroutine", move || {
             let _b = B.lock();
-            LOCKED.fetch_add(1, Ordering::SeqCst);
-            yield_until("the task", both);
+            LOCKED.meet();
             drop(A.lock());
         });
         let deadlock = deadlock();
         assert!(deadlock.certain, "{deadlock}");
-        let text = deadlock.to_string();
-        assert!(text.contains(&format!("held by task {}", waiting.id())), "{text}");
-        assert!(text.contains("\"goroutine\""), "{text}");
+        let held = format!("held by task {}", waiting.id());
+        assert_says(&deadlock, &[&held, "\"goroutine\""]);
     });
 }
 
 #[test]
 fn a_wait_with_a_deadline_is_not_certain() {
-    let _w = watchdog();
     on_own_runtime(|| {
         let m = Arc::new(Mutex::new(()));
         named("limited", move || {
             let _first = m.lock();
             assert!(m.try_lock_for(Duration::from_secs(3600)).is_none());
         });
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
-        assert!(deadlock.to_string().contains("with a deadline"), "{deadlock}");
+        let deadlock = probable_deadlock(&["limited"]);
+        assert_says(&deadlock, &["with a deadline"]);
     });
 }
 
 #[test]
 fn channels_in_a_circle_are_probable() {
-    let _w = watchdog();
     on_own_runtime(|| {
         let (to_a, of_a) = bounded::<u8>(0);
         let (to_b, of_b) = bounded::<u8>(0);
@@ -347,9 +351,7 @@ fn channels_in_a_circle_are_probable() {
             let value = of_b.recv().unwrap();
             to_a.send(value).unwrap();
         });
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["a", "b"]);
+        let deadlock = probable_deadlock(&["a", "b"]);
         let text = deadlock.to_string();
         assert!(
             text.starts_with("deadlock (probable): 2 goroutines wait for each other"),
@@ -362,7 +364,6 @@ fn channels_in_a_circle_are_probable() {
 
 #[test]
 fn a_channel_whose_sender_may_still_send_is_no_deadlock() {
-    let _w = watchdog();
     on_own_runtime(|| {
         let (tx, rx) = bounded::<u8>(0);
         let receiver = named("receiver", move || assert_eq!(rx.recv(), Ok(1)));
@@ -385,7 +386,6 @@ fn a_channel_whose_sender_may_still_send_is_no_deadlock() {
 
 #[test]
 fn a_circle_over_a_lock_and_a_channel_is_probable() {
-    let _w = watchdog();
     static M: Mutex<()> = Mutex::new(());
     on_own_runtime(|| {
         let (tx, rx) = bounded::<()>(0);
@@ -398,47 +398,35 @@ fn a_circle_over_a_lock_and_a_channel_is_probable() {
             drop(M.lock());
             tx.send(()).unwrap();
         });
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["locks", "sends"]);
+        probable_deadlock(&["locks", "sends"]);
     });
 }
 
 #[test]
 fn std_mutexes_in_a_circle_are_probable() {
-    let _w = watchdog();
     static A: std::sync::Mutex<()> = std::sync::Mutex::new(());
     static B: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    static LOCKED: Meeting = Meeting::of(2);
     on_own_runtime(|| {
-        let both = || {
-            LOCKED.fetch_add(1, Ordering::SeqCst);
-            yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
-        };
         named("a", move || {
             let guard = std::hint::black_box(A.lock().unwrap());
-            both();
+            LOCKED.meet();
             drop(B.lock().unwrap());
             drop(guard);
         });
         named("b", move || {
             let guard = std::hint::black_box(B.lock().unwrap());
-            both();
+            LOCKED.meet();
             drop(A.lock().unwrap());
             drop(guard);
         });
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["a", "b"]);
-        let text = deadlock.to_string();
-        assert!(text.contains("waits for std lock 0x"), "{text}");
-        assert!(text.contains("probably held by goroutine"), "{text}");
+        let deadlock = probable_deadlock(&["a", "b"]);
+        assert_says(&deadlock, &["waits for std lock 0x", "probably held by goroutine"]);
     });
 }
 
 #[test]
 fn a_reader_that_reads_again_behind_a_writer_is_probable() {
-    let _w = watchdog();
     static RW: RwLock<()> = RwLock::new(());
     on_own_runtime(|| {
         named("reader", || {
@@ -449,35 +437,29 @@ fn a_reader_that_reads_again_behind_a_writer_is_probable() {
         });
         yield_until("the reader", || RW.is_locked());
         named("writer", || drop(RW.write()));
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["reader", "writer"]);
+        probable_deadlock(&["reader", "writer"]);
     });
 }
 
 #[test]
 fn pthread_mutexes_in_a_circle_are_probable_and_dumps_name_the_owner() {
-    let _w = watchdog();
     struct PthreadMutex(std::cell::UnsafeCell<libc::pthread_mutex_t>);
     // SAFETY: a mutex is made to be shared.
     unsafe impl Sync for PthreadMutex {}
     static MUTEXES: [PthreadMutex; 2] =
         [const { PthreadMutex(std::cell::UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER)) }; 2];
-    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    static LOCKED: Meeting = Meeting::of(2);
     // SAFETY: mutexes in a static.
     let lock = |i: usize| unsafe { libc::pthread_mutex_lock(MUTEXES[i].0.get()) };
     on_own_runtime(|| {
         for i in 0..2 {
             named(&format!("c {i}"), move || {
                 lock(i);
-                LOCKED.fetch_add(1, Ordering::SeqCst);
-                yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
+                LOCKED.meet();
                 lock(1 - i);
             });
         }
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
-        assert_eq!(names(&deadlock), ["c 0", "c 1"]);
+        probable_deadlock(&["c 0", "c 1"]);
         let dump = debug::dump();
         assert!(dump.contains("[pthread mutex]:\n\twaits for pthread mutex 0x"), "{dump}");
     });
@@ -486,7 +468,6 @@ fn pthread_mutexes_in_a_circle_are_probable_and_dumps_name_the_owner() {
 /// The future of another executor may go on in another goroutine, and unlock there.
 #[test]
 fn the_holder_of_a_guard_in_a_future_of_another_executor_is_unknown() {
-    let _w = watchdog();
     static M: Mutex<()> = Mutex::new(());
     on_own_runtime(|| {
         let mut context = Context::from_waker(Waker::noop());
@@ -508,6 +489,13 @@ fn the_holder_of_a_guard_in_a_future_of_another_executor_is_unknown() {
     });
 }
 
+/// Checks that a goroutine that locks twice is not certain to wait for itself, after a guard was
+/// sent.
+fn check_is_only_probable(lock_twice: fn()) {
+    named("twice", lock_twice);
+    probable_deadlock(&["twice"]);
+}
+
 /// In a child, because it changes what the process calls certain.
 #[test]
 fn a_lock_whose_guard_was_sent_is_not_certain() {
@@ -522,12 +510,10 @@ fn a_lock_whose_guard_was_sent_is_not_certain() {
         });
         drop(M.lock());
         unlocker.join().unwrap();
-        named("twice", || {
+        check_is_only_probable(|| {
             let _first = M.lock();
             drop(M.lock());
         });
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
     });
 }
 
@@ -544,12 +530,10 @@ fn a_write_guard_that_was_sent_is_noticed_if_only_readers_wait() {
         });
         drop(RW.read());
         unlocker.join().unwrap();
-        named("twice", || {
+        check_is_only_probable(|| {
             let _first = RW.write();
             drop(RW.write());
         });
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
     });
 }
 
@@ -567,18 +551,15 @@ fn a_guard_that_was_sent_is_noticed_if_a_wait_on_a_condvar_unlocks_it() {
         });
         drop(M.lock());
         unlocker.join().unwrap();
-        named("twice", || {
+        check_is_only_probable(|| {
             let _first = M.lock();
             drop(M.lock());
         });
-        let deadlock = deadlock();
-        assert!(!deadlock.certain, "{deadlock}");
     });
 }
 
 #[test]
 fn a_dump_says_what_goroutines_wait_for() {
-    let _w = watchdog();
     static M: Mutex<()> = Mutex::new(());
     static RW: RwLock<()> = RwLock::new(());
     on_own_runtime(|| {
@@ -616,7 +597,6 @@ fn a_dump_says_what_goroutines_wait_for() {
 
 #[test]
 fn goroutines_lists_states_names_and_origins() {
-    let _w = watchdog();
     on_own_runtime(|| {
         let sleeper = named("sleeper", || sleep(Duration::MAX));
         let waiting =
@@ -647,7 +627,7 @@ fn goroutines_lists_states_names_and_origins() {
 #[ignore = "needs 10 GB of memory"]
 fn a_million_goroutines_are_grouped() {
     let _w = watchdog_for(Duration::from_secs(600));
-    on_own_runtime(|| {
+    runtime(2).run(|| {
         const COUNT: usize = 1_000_000;
         for i in 0..COUNT {
             go(move || if i % 3 == 0 { receives_here() } else { sleeps_here() });
@@ -681,7 +661,6 @@ fn receives_here() {
 
 #[test]
 fn groups_are_by_state_and_place() {
-    let _w = watchdog();
     on_own_runtime(|| {
         for i in 0..300 {
             go(move || if i % 3 == 0 { receives_here() } else { sleeps_here() });
@@ -777,12 +756,11 @@ fn the_report_can_be_turned_off() {
 fn circle_of_two_runtimes(first: &Runtime, second: &Runtime) {
     static A: Mutex<()> = Mutex::new(());
     static B: Mutex<()> = Mutex::new(());
-    static LOCKED: AtomicU64 = AtomicU64::new(0);
+    static LOCKED: Meeting = Meeting::of(2);
     let lock_both = |own: &'static Mutex<()>, other: &'static Mutex<()>| {
         go(move || {
             let _own = own.lock();
-            LOCKED.fetch_add(1, Ordering::SeqCst);
-            yield_until("the other", || LOCKED.load(Ordering::SeqCst) == 2);
+            LOCKED.meet();
             drop(other.lock());
         });
         sleep(common::TOO_LONG / 2);
@@ -793,30 +771,24 @@ fn circle_of_two_runtimes(first: &Runtime, second: &Runtime) {
     });
 }
 
-/// Returns how many certain deadlocks the child reports.
-fn reports_of(child: &common::Child) -> (usize, String) {
+/// Checks that the child reports one certain deadlock.
+fn check_reports_one(child: &common::Child) {
     let is_reported = |text: &str| text.contains("turns this report off");
     let stderr = stderr_of(child, is_reported, Duration::from_secs(7));
-    (stderr.matches("trefoil: deadlock (certain)").count(), stderr)
+    assert_eq!(stderr.matches("trefoil: deadlock (certain)").count(), 1, "{stderr}");
 }
 
 #[test]
 #[ignore = "takes long"]
 fn a_deadlock_of_two_runtimes_is_reported_once() {
-    child_test!(|child| {
-        let (reports, stderr) = reports_of(child);
-        assert_eq!(reports, 1, "{stderr}");
-    });
+    child_test!(check_reports_one);
     circle_of_two_runtimes(&runtime(1), &runtime(1));
 }
 
 #[test]
 #[ignore = "takes long"]
 fn a_deadlock_of_two_runtimes_is_reported_if_the_older_one_reports_none() {
-    child_test!(|child| {
-        let (reports, stderr) = reports_of(child);
-        assert_eq!(reports, 1, "{stderr}");
-    });
+    child_test!(check_reports_one);
     let silent = Runtime::builder().procs(1).report_deadlocks(false).build().unwrap();
     circle_of_two_runtimes(&silent, &runtime(1));
 }
@@ -825,10 +797,7 @@ fn a_deadlock_of_two_runtimes_is_reported_if_the_older_one_reports_none() {
 #[test]
 #[ignore = "takes long"]
 fn a_deadlock_of_a_scope_is_reported_once() {
-    child_test!(|child| {
-        let (reports, stderr) = reports_of(child);
-        assert_eq!(reports, 1, "{stderr}");
-    });
+    child_test!(check_reports_one);
     on_own_runtime(|| {
         named("owner", || {
             let m = Mutex::new(());
@@ -922,9 +891,9 @@ fn lock_in_order(shared: &Arc<Shared>, next: &mut impl FnMut(u64) -> u64) {
     }
 }
 
-/// Many goroutines lock in the right order on four Ps, for `TREFOIL_TORTURE_SECONDS`, with sleeps at
-/// random. A check every millisecond, a thousand times as often as that of the helper thread, finds
-/// no cycle, certain or not.
+/// Many goroutines lock in the right order on four Ps, for `TREFOIL_TORTURE_SECONDS`, with sleeps
+/// at random. A check every millisecond, a thousand times as often as that of the helper thread,
+/// finds no cycle, certain or not.
 #[test]
 fn no_cycle_is_found_where_there_is_none() {
     let seconds = std::env::var("TREFOIL_TORTURE_SECONDS").map_or(1, |s| s.parse().unwrap());

@@ -1,8 +1,6 @@
 //! Reads after a short read, which has emptied a TCP stream: they wait without a system call, and
 //! must still notice everything that comes, or has come already.
 
-#[allow(dead_code)]
-use crate::common::watchdog;
 use crate::sockets::{at_each, listen};
 use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::TcpStream as Plain;
@@ -18,6 +16,25 @@ fn accepted() -> (TcpStream, Plain) {
     let peer = Plain::connect(addr).unwrap();
     peer.set_nodelay(true).unwrap();
     (listener.accept().unwrap().0, peer)
+}
+
+/// Calls `f` with an accepted stream and its peer, at each number of Ps: first a stream that the
+/// poller does not know, then one that it knows.
+fn with_new_and_registered(f: impl Fn(TcpStream, Plain) + Sync) {
+    at_each(|| {
+        let (stream, peer) = accepted();
+        f(stream, peer);
+    });
+    with_registered(f);
+}
+
+/// Calls `f` with an accepted stream that the poller knows, and its peer, at each number of Ps.
+fn with_registered(f: impl Fn(TcpStream, Plain) + Sync) {
+    at_each(|| {
+        let (mut stream, peer) = accepted();
+        register(&mut stream, &peer);
+        f(stream, peer);
+    });
 }
 
 /// Reads into more bytes than there are.
@@ -52,29 +69,19 @@ fn register(stream: &mut TcpStream, peer: &Plain) {
 
 #[test]
 fn an_end_that_came_with_the_last_bytes_is_read() {
-    let _watchdog = watchdog();
-    at_each(|| {
-        for is_registered in [false, true] {
-            let (mut stream, mut peer) = accepted();
-            if is_registered {
-                register(&mut stream, &peer);
-            }
-            peer.write_all(b"ab").unwrap();
-            drop(peer);
-            settle();
-            assert_eq!(read_short(&mut stream), b"ab");
-            assert_eq!(read_short(&mut stream), b"");
-            assert_eq!(read_short(&mut stream), b"", "the end stays");
-        }
+    with_new_and_registered(|mut stream, mut peer| {
+        peer.write_all(b"ab").unwrap();
+        drop(peer);
+        settle();
+        assert_eq!(read_short(&mut stream), b"ab");
+        assert_eq!(read_short(&mut stream), b"");
+        assert_eq!(read_short(&mut stream), b"", "the end stays");
     });
 }
 
 #[test]
 fn an_end_that_comes_after_a_short_read_is_read() {
-    let _watchdog = watchdog();
-    at_each(|| {
-        let (mut stream, peer) = accepted();
-        register(&mut stream, &peer);
+    with_registered(|mut stream, peer| {
         let closer = go(move || {
             settle();
             drop(peer);
@@ -86,29 +93,19 @@ fn an_end_that_comes_after_a_short_read_is_read() {
 
 #[test]
 fn bytes_behind_urgent_data_are_read() {
-    let _watchdog = watchdog();
-    at_each(|| {
-        for is_registered in [false, true] {
-            let (mut stream, mut peer) = accepted();
-            if is_registered {
-                register(&mut stream, &peer);
-            }
-            peer.write_all(b"ab").unwrap();
-            send_urgent(&peer, b'!');
-            peer.write_all(b"cd").unwrap();
-            settle();
-            assert_eq!(read_short(&mut stream), b"ab", "a read stops at urgent data");
-            assert_eq!(read_short(&mut stream), b"cd");
-        }
+    with_new_and_registered(|mut stream, mut peer| {
+        peer.write_all(b"ab").unwrap();
+        send_urgent(&peer, b'!');
+        peer.write_all(b"cd").unwrap();
+        settle();
+        assert_eq!(read_short(&mut stream), b"ab", "a read stops at urgent data");
+        assert_eq!(read_short(&mut stream), b"cd");
     });
 }
 
 #[test]
 fn a_reset_after_a_short_read_is_an_error() {
-    let _watchdog = watchdog();
-    at_each(|| {
-        let (mut stream, peer) = accepted();
-        register(&mut stream, &peer);
+    with_registered(|mut stream, peer| {
         // The peer has not read this byte, so its close is a reset.
         stream.write_all(b"x").unwrap();
         settle();
@@ -120,10 +117,7 @@ fn a_reset_after_a_short_read_is_an_error() {
 
 #[test]
 fn bytes_below_a_low_water_mark_are_read() {
-    let _watchdog = watchdog();
-    at_each(|| {
-        let (mut stream, mut peer) = accepted();
-        register(&mut stream, &peer);
+    with_registered(|mut stream, mut peer| {
         let mark: libc::c_int = 4;
         // SAFETY: an int of our own.
         let rc = unsafe {
@@ -144,7 +138,6 @@ fn bytes_below_a_low_water_mark_are_read() {
 
 #[test]
 fn no_message_of_many_short_ones_is_lost() {
-    let _watchdog = watchdog();
     at_each(|| {
         let (listener, addr) = listen();
         let server = go(move || {
@@ -172,10 +165,7 @@ fn no_message_of_many_short_ones_is_lost() {
 /// The kernel takes at most 1,024 buffers: a read that fills those is not short.
 #[test]
 fn a_vectored_read_into_too_many_buffers_does_not_drain_the_stream() {
-    let _watchdog = watchdog();
-    at_each(|| {
-        let (mut stream, mut peer) = accepted();
-        register(&mut stream, &peer);
+    with_registered(|mut stream, mut peer| {
         peer.write_all(&[7; 2_000]).unwrap();
         settle();
         let mut bytes = [0u8; 1_500];
@@ -190,10 +180,7 @@ fn a_vectored_read_into_too_many_buffers_does_not_drain_the_stream() {
 /// Bytes that have been in the socket for a while are read, however short the time-out is.
 #[test]
 fn a_read_with_a_short_time_out_returns_what_is_there() {
-    let _watchdog = watchdog();
-    at_each(|| {
-        let (mut stream, mut peer) = accepted();
-        register(&mut stream, &peer);
+    with_registered(|mut stream, mut peer| {
         peer.write_all(b"second").unwrap();
         settle();
         stream.set_read_timeout(Some(Duration::from_nanos(1))).unwrap();

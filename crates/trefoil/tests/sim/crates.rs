@@ -5,8 +5,8 @@ use crossbeam_channel as crossbeam;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use trefoil::go;
 use trefoil::sim::{self, FailureKind};
+use trefoil::{JoinHandle, go};
 
 /// How many schedules of a program without a bug are tried.
 const RUNS: u64 = 500;
@@ -69,30 +69,50 @@ fn takes(expected: Duration, f: fn()) {
     assert!(real.elapsed() < HOUR / 60);
 }
 
+fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
+    handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+}
+
+/// Three producers send to two consumers over a channel of another crate. Returns what was
+/// received, in order. `for_each` calls a function for each value until the channel is closed.
+fn produce_and_consume<S, R>(
+    (tx, rx): (S, R),
+    send: fn(&S, u64),
+    for_each: fn(&R, &mut dyn FnMut(u64)),
+) -> Seen
+where
+    S: Clone + Send + 'static,
+    R: Clone + Send + 'static,
+{
+    let producers = (0..3u64).map(|i| {
+        let tx = tx.clone();
+        go(move || (0..4).for_each(|k| send(&tx, 10 * i + k)))
+    });
+    let producers: Vec<_> = producers.collect();
+    drop(tx);
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let consumers = (0..2).map(|_| {
+        let (rx, seen) = (rx.clone(), seen.clone());
+        go(move || for_each(&rx, &mut |value| seen.lock().unwrap().push(value)))
+    });
+    let consumers: Vec<_> = consumers.collect();
+    join_all(producers.into_iter().chain(consumers));
+    let seen = Arc::into_inner(seen).unwrap().into_inner().unwrap();
+    assert_eq!(seen.iter().sum::<u64>(), 4 * (10 + 20) + 3 * (1 + 2 + 3));
+    seen
+}
+
 // flume
 
 #[test]
 fn flume_producers_and_consumers_lose_nothing_in_any_schedule() {
-    fn program() -> Seen {
-        let (tx, rx) = flume::bounded(2);
-        let producers = (0..3u64).map(|i| {
-            let tx = tx.clone();
-            go(move || (0..4).for_each(|k| tx.send(10 * i + k).unwrap()))
-        });
-        let producers: Vec<_> = producers.collect();
-        drop(tx);
-        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let consumers = (0..2).map(|_| {
-            let (rx, seen) = (rx.clone(), seen.clone());
-            go(move || rx.iter().for_each(|value| seen.lock().unwrap().push(value)))
-        });
-        let consumers: Vec<_> = consumers.collect();
-        producers.into_iter().chain(consumers).for_each(|handle| handle.join().unwrap());
-        let seen = Arc::into_inner(seen).unwrap().into_inner().unwrap();
-        assert_eq!(seen.iter().sum::<u64>(), 4 * (10 + 20) + 3 * (1 + 2 + 3));
-        seen
-    }
-    check_repeats(program);
+    check_repeats(|| {
+        produce_and_consume(
+            flume::bounded(2),
+            |tx, value| tx.send(value).unwrap(),
+            |rx, f| rx.iter().for_each(f),
+        )
+    });
 }
 
 #[test]
@@ -114,7 +134,7 @@ fn flume_hands_over_without_a_buffer_in_any_schedule() {
             std::thread::sleep(MS);
             seen.push(rx.recv().unwrap());
         }
-        let waits: Vec<_> = senders.into_iter().map(|sender| sender.join().unwrap()).collect();
+        let waits = join_all(senders);
         for (i, &sender) in seen.iter().enumerate() {
             assert_eq!(waits[sender as usize], i as u64 + 1, "the sender of message {i}");
         }
@@ -125,7 +145,8 @@ fn flume_hands_over_without_a_buffer_in_any_schedule() {
 
 #[test]
 fn flume_waits_in_virtual_time() {
-    // `recv_timeout` waits again if the time is exactly its deadline; such a wait takes a nanosecond.
+    // `recv_timeout` waits again if the time is exactly its deadline; such a wait takes a
+    // nanosecond.
     takes(2 * HOUR + Duration::from_nanos(1), || {
         let (_tx, rx) = flume::bounded::<()>(1);
         assert_eq!(rx.recv_timeout(HOUR), Err(flume::RecvTimeoutError::Timeout));
@@ -161,26 +182,13 @@ fn a_flume_consumer_that_stops_at_an_empty_channel_is_found() {
 
 #[test]
 fn crossbeam_producers_and_consumers_lose_nothing_in_any_schedule() {
-    fn program() -> Seen {
-        let (tx, rx) = crossbeam::bounded(2);
-        let producers = (0..3u64).map(|i| {
-            let tx = tx.clone();
-            go(move || (0..4).for_each(|k| tx.send(10 * i + k).unwrap()))
-        });
-        let producers: Vec<_> = producers.collect();
-        drop(tx);
-        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let consumers = (0..2).map(|_| {
-            let (rx, seen) = (rx.clone(), seen.clone());
-            go(move || rx.iter().for_each(|value| seen.lock().unwrap().push(value)))
-        });
-        let consumers: Vec<_> = consumers.collect();
-        producers.into_iter().chain(consumers).for_each(|handle| handle.join().unwrap());
-        let seen = Arc::into_inner(seen).unwrap().into_inner().unwrap();
-        assert_eq!(seen.iter().sum::<u64>(), 4 * (10 + 20) + 3 * (1 + 2 + 3));
-        seen
-    }
-    check_repeats(program);
+    check_repeats(|| {
+        produce_and_consume(
+            crossbeam::bounded(2),
+            |tx, value| tx.send(value).unwrap(),
+            |rx, f| rx.iter().for_each(f),
+        )
+    });
 }
 
 #[test]
@@ -202,7 +210,7 @@ fn crossbeam_hands_over_and_selects_in_any_schedule() {
                 default(HOUR) => panic!("no sender came"),
             }
         }
-        senders.into_iter().for_each(|sender| sender.join().unwrap());
+        join_all(senders);
         let mut sorted = seen.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, [0, 1, 2, 3, 4, 5]);
@@ -303,13 +311,13 @@ fn share_cell(notify: fn(&parking_lot::Condvar)) -> Seen {
             }
         }));
     }
-    handles.into_iter().for_each(|handle| handle.join().unwrap());
+    join_all(handles);
     Arc::into_inner(seen).unwrap().into_inner()
 }
 
-/// Has parking_lot make its table large enough for all goroutines of these tests, also for those that
-/// are left by runs that fail. It reads the clock whenever the table grows, which would make a run
-/// differ from the next.
+/// Has parking_lot make its table large enough for all goroutines of these tests, also for those
+/// that are left by runs that fail. It reads the clock whenever the table grows, which would make a
+/// run differ from the next.
 fn grow_table() {
     const GOROUTINES: usize = 10_000;
     let wait = Arc::new((parking_lot::Mutex::new(0), parking_lot::Condvar::new()));
@@ -328,7 +336,7 @@ fn grow_table() {
                 })
             })
             .collect();
-        handles.into_iter().for_each(|handle| handle.join().unwrap());
+        join_all(handles);
     });
 }
 
@@ -387,7 +395,7 @@ fn a_value_that_is_loaded_twice_behind_a_parking_lot_lock_is_found() {
                 go(move || (0..3).for_each(|key| load(&cache, key)))
             })
             .collect();
-        callers.into_iter().for_each(|caller| caller.join().unwrap());
+        join_all(callers);
     }
     check_finds(200, FailureKind::Panic, "was loaded twice", program);
 }

@@ -1,12 +1,12 @@
-//! Faults of disks and networks: two mistakes that only a crash or a lost answer brings to light. Each
-//! is found within a bounded number of runs and repeated by its seed; the repaired program passes as
-//! many.
+//! Faults of disks and networks: two mistakes that only a crash or a lost answer brings to light.
+//! Each is found within a bounded number of runs and repeated by its seed; the repaired program
+//! passes as many.
 
 #![cfg(feature = "std")]
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
-use trefoil::sim::{self, Failure, FailureKind};
+use trefoil::sim::{self, FailureKind};
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -15,13 +15,18 @@ fn random(limit: u64) -> u64 {
     RandomState::new().hash_one(()) % limit
 }
 
-/// Explores a program with a mistake. Returns the failure, which must be repeatable.
-fn find(runs: u64, program: impl Fn() + Send + Sync + 'static) -> Box<Failure> {
+/// Explores a program with a mistake, which must be found by this message and be repeatable.
+fn check_finds(runs: u64, message: &str, program: impl Fn() + Send + Sync + 'static) {
     let failure = sim::builder().explore(runs, program).expect_err("the mistake was not found");
     println!("{failure}");
     assert_eq!(failure.kind, FailureKind::Panic, "{failure}");
+    assert!(failure.message.contains(message), "{failure}");
     assert!(failure.is_repeatable, "{failure}");
-    failure
+}
+
+/// Explores a program without a mistake.
+fn check_passes(runs: u64, program: impl Fn() + Send + Sync + 'static) {
+    sim::builder().explore(runs, program).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 /// A file of accounts that is written anew at every transfer. The power fails now and then.
@@ -131,13 +136,12 @@ mod torn_write {
 
     #[test]
     fn a_file_that_is_overwritten_in_place_is_found_torn() {
-        let failure = find(RUNS, program(Save::InPlace));
-        assert!(failure.message.ends_with("a torn file"), "{failure}");
+        check_finds(RUNS, "a torn file", program(Save::InPlace));
     }
 
     #[test]
     fn a_file_that_is_replaced_durably_is_never_torn_and_loses_nothing() {
-        sim::builder().explore(RUNS, program(Save::Replace)).unwrap_or_else(|f| panic!("{f}"));
+        check_passes(RUNS, program(Save::Replace));
     }
 }
 
@@ -239,13 +243,11 @@ mod duplicating_retry {
 
     #[test]
     fn a_deposit_whose_answer_was_lost_is_found_carried_out_twice() {
-        let failure = find(RUNS, program(Repeated::CarriedOutAgain));
-        assert!(failure.message.contains("the balance differs"), "{failure}");
+        check_finds(RUNS, "the balance differs", program(Repeated::CarriedOutAgain));
     }
 
     #[test]
     fn a_deposit_with_a_known_number_is_carried_out_once() {
-        let program = program(Repeated::OnlyAnswered);
-        sim::builder().explore(RUNS, program).unwrap_or_else(|f| panic!("{f}"));
+        check_passes(RUNS, program(Repeated::OnlyAnswered));
     }
 }
