@@ -1,8 +1,8 @@
 //! Early exits of the tour: Ctrl-C, a scene that exceeds its time limit, a closed output.
 //!
-//! They must work when the runtime is stuck, so nothing here needs a thread, a lock or memory. Signal
-//! handlers write the message and call `_exit`. (A watchdog thread would also hide deadlocks from the
-//! runtime, because a plain thread that runs could wake a goroutine.)
+//! They must work when the runtime is stuck, so nothing here needs a thread, a lock or memory.
+//! Signal handlers write the message and call `_exit`. (A watchdog thread would also hide deadlocks
+//! from the runtime, because a plain thread that runs could wake a goroutine.)
 
 use std::ffi::c_int;
 use std::io::Write;
@@ -72,8 +72,8 @@ extern "C" fn on_signal(signal: c_int) {
     exit_now(1, &line[..line.len() - left]);
 }
 
-/// Ends the tour because its output cannot be written: without a message, as SIGPIPE would, if the reader
-/// has closed it.
+/// Ends the tour because its output cannot be written: without a message, as SIGPIPE would, if the
+/// reader has closed it.
 pub(crate) fn write_failed(error: &std::io::Error) -> ! {
     if error.kind() == std::io::ErrorKind::BrokenPipe {
         exit_now(128 + libc::SIGPIPE, &[]);
@@ -87,7 +87,8 @@ fn exit_now(code: c_int, message: &[u8]) -> ! {
     let (stderr, dev_null) = (STDERR.load(Ordering::Relaxed), DEV_NULL.load(Ordering::Relaxed));
     // Another thread must not draw after the reset: from here on its output goes to /dev/null.
     for fd in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-        // SAFETY: no code closes these descriptors. A raw system call, because this may be a signal handler.
+        // SAFETY: no code closes these descriptors. A raw system call, because this may be a signal
+        // handler.
         unsafe { libc::syscall(libc::SYS_dup2, dev_null, fd) };
     }
     for bytes in [reset, message] {

@@ -1,8 +1,8 @@
 //! The `trefoil` command: shows the runtime at work.
 //!
-//! `trefoil trace` explains recordings; `trefoil ps`, `dump`, `why` and `top` show the goroutines of
-//! another process. Without arguments it plays all scenes. A scene is one row of [`scenes::SCENES`]; it prints its
-//! measurements beside what is promised.
+//! `trefoil trace` explains recordings; `trefoil ps`, `dump`, `why` and `top` show the goroutines
+//! of another process. Without arguments it plays all scenes. A scene is one row of
+//! [`scenes::SCENES`]; it prints its measurements beside what is promised.
 //!
 //! | exit code | meaning |
 //! |---|---|
@@ -29,8 +29,8 @@ use clap::{Args, Parser, Subcommand};
 use report::{Report, grouped, print_line};
 use scenes::SCENES;
 
-/// The most goroutines that a user can ask for. The runtime's arena holds 65,536 chunks of 256 stacks,
-/// 16.7 million, less what main goroutines and each P's cache take.
+/// The most goroutines that a user can ask for. The runtime's arena holds 65,536 chunks of 256
+/// stacks, 16.7 million, less what main goroutines and each P's cache take.
 const GOROUTINES_MAX: u64 = 16_000_000;
 
 /// The time limit of a scene in seconds; it grows by as much for each million goroutines.

@@ -2,8 +2,8 @@
 //!
 //! Read from /proc. A figure that cannot be read is 0.
 //!
-//! The measure of busy threads does not depend on other processes: a thread counts while it is on a CPU
-//! *or waits for one*. So two busy threads count as two, also on one CPU.
+//! The measure of busy threads does not depend on other processes: a thread counts while it is on a
+//! CPU *or waits for one*. So two busy threads count as two, also on one CPU.
 
 use std::fs;
 use std::path::Path;

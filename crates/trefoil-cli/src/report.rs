@@ -1,8 +1,8 @@
 //! The output of a scene: headings, facts, promises, bars.
 //!
-//! A fact is only shown. A promise is measured, and the tour fails if it is broken. Both go to standard
-//! output. An OS thread draws progress bars on standard error; it only reads a counter, so it does not
-//! disturb the measurement.
+//! A fact is only shown. A promise is measured, and the tour fails if it is broken. Both go to
+//! standard output. An OS thread draws progress bars on standard error; it only reads a counter, so
+//! it does not disturb the measurement.
 
 use std::fmt::Display;
 use std::io::{self, Write};

@@ -2,8 +2,8 @@
 //! stopped, and in a core file. perf finds the callers on a goroutine's stack.
 //!
 //! The process is this program again, with one goroutine in each of the places that a debugger has
-//! to show. gdb and perf need not be there, and the machine may forbid to read another process: then
-//! tests print a line that says so, and do nothing.
+//! to show. gdb and perf need not be there, and the machine may forbid to read another process:
+//! then tests print a line that says so, and do nothing.
 
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
@@ -63,8 +63,8 @@ fn reads_in_here(fd: i32) {
 #[test]
 fn child() {
     let Ok(does) = std::env::var(CHILD) else { return };
-    // SAFETY: ends the process with the test, or when it hangs; lets a debugger attach that is not its
-    // parent; allows a core file.
+    // SAFETY: ends the process with the test, or when it hangs; lets a debugger attach that is not
+    // its parent; allows a core file.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::alarm(4 * LIMIT.as_secs() as u32);

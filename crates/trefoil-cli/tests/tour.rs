@@ -1,4 +1,5 @@
-//! The `trefoil` command from outside: arguments, exit codes, what it prints where, and how it ends early.
+//! The `trefoil` command from outside: arguments, exit codes, what it prints where, and how it ends
+//! early.
 
 mod pty;
 

@@ -1,5 +1,5 @@
-//! The examples of this crate, end to end: each server is started on a free loopback port, used, and
-//! stopped.
+//! The examples of this crate, end to end: each server is started on a free loopback port, used,
+//! and stopped.
 
 #[path = "../../trefoil-examples/tests/common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Unmodified clients of other crates in a simulated network: their sockets, timeouts and clocks are
-//! simulated, and a seed repeats a run.
+//! Unmodified clients of other crates in a simulated network: their sockets, timeouts and clocks
+//! are simulated, and a seed repeats a run.
 
 use redis::Commands;
 use std::collections::HashMap;

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release --example raft`
 //!
-//! The nodes are in `src/raft.rs`. `tests/raft.rs` runs them on simulated hosts, which crash and lose
-//! their links.
+//! The nodes are in `src/raft.rs`. `tests/raft.rs` runs them on simulated hosts, which crash and
+//! lose their links.
 
 use std::net::TcpListener;
 use std::time::Duration;

@@ -1,8 +1,9 @@
-//! A replicated log: the consensus algorithm [Raft](https://raft.github.io/raft.pdf) in blocking code.
+//! A replicated log: the consensus algorithm [Raft](https://raft.github.io/raft.pdf) in blocking
+//! code.
 //!
-//! Each node runs [`run`]. The nodes elect a leader; clients [`propose`] commands to it; a command is
-//! committed when a majority of the nodes has it on disk, and then every node learns it, in the same
-//! order. A minority of the nodes may crash or be cut off at any time.
+//! Each node runs [`run`]. The nodes elect a leader; clients [`propose`] commands to it; a command
+//! is committed when a majority of the nodes has it on disk, and then every node learns it, in the
+//! same order. A minority of the nodes may crash or be cut off at any time.
 //!
 //! The goroutines of a node share one state under one lock:
 //!
@@ -13,8 +14,8 @@
 //! | one per other node | sends it new entries and heartbeats while this node leads (`replicate`) |
 //! | one | becomes a candidate when no leader is heard (`campaign`) |
 //!
-//! Requests and answers are lines of text (`wire.rs`), so is the journal on disk (`journal.rs`). Left
-//! out: snapshots, changes of the set of nodes, and reads that do not go through the log.
+//! Requests and answers are lines of text (`wire.rs`), so is the journal on disk (`journal.rs`).
+//! Left out: snapshots, changes of the set of nodes, and reads that do not go through the log.
 
 mod journal;
 mod wire;
@@ -30,8 +31,8 @@ use wire::{Answer, Connection, Request};
 
 /// How often a leader sends something to every node.
 const HEARTBEAT: Duration = Duration::from_millis(100);
-/// How long a follower waits for its leader before it becomes a candidate: so many milliseconds, chosen
-/// anew each time, so that two nodes seldom become candidates at once.
+/// How long a follower waits for its leader before it becomes a candidate: so many milliseconds,
+/// chosen anew each time, so that two nodes seldom become candidates at once.
 const PATIENCE_MILLIS: std::ops::Range<u64> = 300..600;
 /// How long a leader waits until a command is committed.
 const PROPOSAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -146,8 +147,8 @@ pub fn run(config: Config) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks one node after the other to add a command to the log, until it is committed. Returns its index,
-/// or None after `timeout`.
+/// Asks one node after the other to add a command to the log, until it is committed. Returns its
+/// index, or None after `timeout`.
 ///
 /// A command whose answer is lost is proposed again, and may be in the log twice.
 pub fn propose(nodes: &[String], command: &str, timeout: Duration) -> Option<usize> {
@@ -375,8 +376,9 @@ impl Node {
         }
     }
 
-    /// A leader commits an entry of its own term that a majority has, and with it all entries before. An
-    /// older entry may still be replaced although a majority has it: figure 8 of the paper.
+    /// A leader commits an entry of its own term that a majority has, and with it all entries
+    /// before. An older entry may still be replaced although a majority has it: figure 8 of the
+    /// paper.
     fn commit_what_a_majority_has(&self, state: &mut State) {
         let Role::Leader(progress) = &state.role else { return };
         let has = |index| 1 + progress.iter().filter(|other| other.matching >= index).count();

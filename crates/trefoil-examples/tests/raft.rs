@@ -58,8 +58,8 @@ impl History {
 
 /// Starts the nodes.
 ///
-/// The history outlives them: a node that holds its lock makes no call at which it could be preempted,
-/// so no crash leaves it locked.
+/// The history outlives them: a node that holds its lock makes no call at which it could be
+/// preempted, so no crash leaves it locked.
 fn start(history: &Arc<Mutex<History>>, mistake: Option<Mistake>) -> Vec<Host> {
     let start_node = |id| {
         let history = history.clone();
@@ -185,7 +185,8 @@ fn logs_agree_while_hosts_crash_and_links_are_cut() {
 
 #[test]
 fn a_follower_that_confirms_entries_before_they_are_durable_is_found() {
-    // Four times the most that was measured: from the first seeds 0, 1 and 2, run 49, 87 and 7 fail.
+    // Four times the most that was measured: from the first seeds 0, 1 and 2, run 49, 87 and 7
+    // fail.
     const RUNS: u64 = 400;
     let _alone = EXPLORING.lock();
     let program = program(Some(Mistake::EntriesNotSynced));

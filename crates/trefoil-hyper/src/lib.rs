@@ -35,17 +35,17 @@
 //!
 //! # gRPC
 //! The services and clients of tonic work with this crate, without tonic's feature `server`:
-//! `tonic = { default-features = false, features = ["codegen", "router"] }`. The example `grpc` has a
-//! server and a client.
+//! `tonic = { default-features = false, features = ["codegen", "router"] }`. The example `grpc` has
+//! a server and a client.
 //!
 //! | tonic | here |
 //! |---|---|
 //! | `transport::Server` | `serve(listener, tonic::service::Routes::new(service).into_axum_router())` |
 //! | `transport::Channel` | a tower service around hyper's `http2::SendRequest`, made with [`TrefoilExecutor`]: 20 lines in the example |
 //!
-//! `transport::Server` needs a tokio runtime (`#[trefoil::main(tokio)]`): it calls `tokio::spawn` and
-//! `tokio::time::sleep`. What else it does is missing here: TLS, and the end of calls after their
-//! `grpc-timeout`. `transport::Channel` (feature `channel`) reconnects, and works with
+//! `transport::Server` needs a tokio runtime (`#[trefoil::main(tokio)]`): it calls `tokio::spawn`
+//! and `tokio::time::sleep`. What else it does is missing here: TLS, and the end of calls after
+//! their `grpc-timeout`. `transport::Channel` (feature `channel`) reconnects, and works with
 //! `Endpoint::executor(TrefoilExecutor)` and `connect_with_connector`, but not with a time limit
 //! or keep-alive: these are tokio's timers.
 

@@ -1,8 +1,8 @@
 //! The time limit for the beginning of a connection.
 //!
 //! hyper-util reads the first bytes of a connection to find out whether it is HTTP/2, and has no
-//! time limit for that. hyper's own limits begin afterwards: that for the head of an HTTP/1 request,
-//! and the keep-alive of HTTP/2.
+//! time limit for that. hyper's own limits begin afterwards: that for the head of an HTTP/1
+//! request, and the keep-alive of HTTP/2.
 
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use std::future::Future;

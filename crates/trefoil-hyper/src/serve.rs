@@ -81,8 +81,8 @@ impl Listener for UnixListener {
 /// Serves HTTP/1 and HTTP/2 requests of all connections of `listener` with `service`, an axum
 /// `Router` or any other tower service that can be cloned.
 ///
-/// The result is a builder. [`run`](Serve::run) starts it on a goroutine or a thread, and `.await` in
-/// async code. Each connection is a task, and so is each request of HTTP/2.
+/// The result is a builder. [`run`](Serve::run) starts it on a goroutine or a thread, and `.await`
+/// in async code. Each connection is a task, and so is each request of HTTP/2.
 ///
 /// # Silent clients
 /// A client that sends nothing, or only the beginning of a request, does not keep its connection:
@@ -155,17 +155,17 @@ pub struct Serve<L, S> {
 }
 
 impl<L, S> Serve<L, S> {
-    /// Ends the server when `ctx` is done: it accepts no more connections, finishes the requests that
-    /// have begun, closes idle connections, and returns when all have ended.
+    /// Ends the server when `ctx` is done: it accepts no more connections, finishes the requests
+    /// that have begun, closes idle connections, and returns when all have ended.
     pub fn shutdown_on(mut self, ctx: &Context) -> Self {
         self.ctx = Some(ctx.clone());
         self
     }
 
     /// Sets how long a client may take to send the head of an HTTP/1 request or the preface of an
-    /// HTTP/2 connection, counted from the accept or from the end of the previous request. (A client
-    /// whose first byte shows that it uses HTTP/1 has the time once more, from then on.) `None` means
-    /// without a limit. The default is 30 s.
+    /// HTTP/2 connection, counted from the accept or from the end of the previous request. (A
+    /// client whose first byte shows that it uses HTTP/1 has the time once more, from then on.)
+    /// `None` means without a limit. The default is 30 s.
     pub fn header_read_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.header_read_timeout = timeout.into();
         self.builder.http1().header_read_timeout(self.header_read_timeout);
@@ -173,8 +173,8 @@ impl<L, S> Serve<L, S> {
     }
 
     /// Sets after how long without a frame the server sends a `PING` over an HTTP/2 connection, and
-    /// how long the client may take to answer before it is disconnected. `None` as the interval means
-    /// that no `PING` is sent. The defaults are 30 s and 20 s.
+    /// how long the client may take to answer before it is disconnected. `None` as the interval
+    /// means that no `PING` is sent. The defaults are 30 s and 20 s.
     pub fn http2_keep_alive(
         mut self,
         interval: impl Into<Option<Duration>>,
@@ -212,8 +212,8 @@ where
     B::Data: Send,
     B::Error: Into<BoxError>,
 {
-    /// Serves on this goroutine or thread, until the context of [`shutdown_on`](Self::shutdown_on) is
-    /// done and all connections have ended; without one, for ever.
+    /// Serves on this goroutine or thread, until the context of [`shutdown_on`](Self::shutdown_on)
+    /// is done and all connections have ended; without one, for ever.
     ///
     /// # Errors
     /// An error of the listener with which it cannot continue, for example after its `close`.
@@ -278,8 +278,8 @@ impl<L, S> fmt::Debug for Serve<L, S> {
     }
 }
 
-/// Returns whether `accept` may succeed later: descriptors or memory are exhausted, or the connection
-/// has failed before it was accepted.
+/// Returns whether `accept` may succeed later: descriptors or memory are exhausted, or the
+/// connection has failed before it was accepted.
 fn is_temporary(e: &io::Error) -> bool {
     // Errors without a code are those of the listener itself: closed, deadline, context.
     e.raw_os_error().is_some()

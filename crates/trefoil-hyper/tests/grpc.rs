@@ -1,4 +1,5 @@
-//! tonic's services and clients over HTTP/2, without `tonic::transport` and without a tokio runtime.
+//! tonic's services and clients over HTTP/2, without `tonic::transport` and without a tokio
+//! runtime.
 
 #[path = "../examples/grpc/channel.rs"]
 mod channel;

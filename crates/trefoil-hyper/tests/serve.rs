@@ -1,5 +1,5 @@
-//! Serving axum routers over loopback: HTTP/1 and HTTP/2, shutdown, handlers that block, clients that
-//! are slow or go away.
+//! Serving axum routers over loopback: HTTP/1 and HTTP/2, shutdown, handlers that block, clients
+//! that are slow or go away.
 
 use axum::Router;
 use axum::body::Body;

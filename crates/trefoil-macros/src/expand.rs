@@ -124,8 +124,8 @@ fn entry_without_leaks(
     entry
 }
 
-/// Returns `::trefoil::__tokio_main!(WORKERS, future)`. The macro is an error that names the feature
-/// if trefoil is built without it.
+/// Returns `::trefoil::__tokio_main!(WORKERS, future)`. The macro is an error that names the
+/// feature if trefoil is built without it.
 fn on_tokio(options: &Options, future: TokenStream, span: Span) -> TokenStream {
     let mut arguments = match &options.workers {
         None => path(&["core", "option", "Option", "None"], span),

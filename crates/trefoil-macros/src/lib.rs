@@ -180,8 +180,8 @@ pub fn main(options: TokenStream, item: TokenStream) -> TokenStream {
 ///
 /// `leaks = "deny"` makes the test fail if goroutines or tasks are left when it returns: each test
 /// has a runtime of its own, so other tests that run at the same time do not matter. A goroutine
-/// that is about to end has time to do so. The message has the id and the name of each, where it was
-/// created, and where it waits.
+/// that is about to end has time to do so. The message has the id and the name of each, where it
+/// was created, and where it waits.
 ///
 /// ```no_run
 /// # extern crate self as trefoil;
@@ -195,8 +195,8 @@ pub fn main(options: TokenStream, item: TokenStream) -> TokenStream {
 /// # fn main() {}
 /// ```
 ///
-/// `virtual_time` runs the test in a simulation: sleeps and timeouts take no real time, and the test
-/// fails if goroutines are left.
+/// `virtual_time` runs the test in a simulation: sleeps and timeouts take no real time, and the
+/// test fails if goroutines are left.
 ///
 /// ```no_run
 /// # extern crate self as trefoil;

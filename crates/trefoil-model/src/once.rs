@@ -52,8 +52,8 @@ impl Model {
         }
     }
 
-    /// Puts caller `me` into the queue, and sleeps there until it is woken. Returns at once if there
-    /// is nothing to wait for.
+    /// Puts caller `me` into the queue, and sleeps there until it is woken. Returns at once if
+    /// there is nothing to wait for.
     fn sleep(&self, me: usize, wait_for: WaitFor) {
         {
             let mut queue = self.queue.lock().unwrap();
@@ -83,8 +83,8 @@ impl Model {
         true
     }
 
-    /// Runs caller `me`. Returns how its own initialiser ended; None if it ran none. The initialiser
-    /// ends with `result`. Callers ignore initialisers that have panicked.
+    /// Runs caller `me`. Returns how its own initialiser ended; None if it ran none. The
+    /// initialiser ends with `result`. Callers ignore initialisers that have panicked.
     fn call(&self, me: usize, result: InitResult) -> Option<InitResult> {
         loop {
             match self.word.begin(OnPoison::Ignore) {

@@ -230,7 +230,8 @@ pub fn future_against_send() {
     }
 }
 
-/// A future of a select is woken for nothing, twice, while the channel of another arm becomes ready.
+/// A future of a select is woken for nothing, twice, while the channel of another arm becomes
+/// ready.
 pub fn spurious_wakeups_against_send() {
     future_and_receive(AsWritten, |event| {
         event.wake();

@@ -2,8 +2,8 @@
 //! stale waker does not reach the next task in the block.
 //!
 //! The future is a loom cell, so loom reports a data race if two carriers poll it at once, or if a
-//! carrier does not see what the last one did. What wakers say is in relaxed atomics: a poll sees it
-//! only if the state word orders it.
+//! carrier does not see what the last one did. What wakers say is in relaxed atomics: a poll sees
+//! it only if the state word orders it.
 
 use std::sync::Arc;
 

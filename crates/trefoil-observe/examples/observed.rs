@@ -1,5 +1,5 @@
-//! A program to look at: workers that wait for jobs, a leak, timers, goroutines that compute, and two
-//! that wait for each other.
+//! A program to look at: workers that wait for jobs, a leak, timers, goroutines that compute, and
+//! two that wait for each other.
 //!
 //! ```text
 //! cargo run -p trefoil-observe --example observed            # http://127.0.0.1:6060/

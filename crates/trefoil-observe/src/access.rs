@@ -102,8 +102,8 @@ impl Access {
             },
         };
         // Not `to_canonical`: no client has a reason to write a loopback address in another form.
-        // Nor any other address: browsers connect to this machine for 0.0.0.0, and did not protect it
-        // as they protect loopback addresses.
+        // Nor any other address: browsers connect to this machine for 0.0.0.0, and did not protect
+        // it as they protect loopback addresses.
         let is_address =
             |ip: IpAddr| ip.is_loopback() || Some(ip) == self.address && !ip.is_unspecified();
         name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(is_address)

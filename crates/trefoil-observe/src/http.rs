@@ -43,8 +43,8 @@ const SMALL_BODY_BYTES: usize = 16 << 10;
 /// Large answers that exist in the process at the same time. A client that does not read keeps one
 /// for [`Limits::response_time`].
 const LARGE_ANSWERS_MAX: usize = 2;
-/// How long a request waits for others to be sent. A client that has just read a large answer may ask
-/// for another before the server has noticed that the first one was sent.
+/// How long a request waits for others to be sent. A client that has just read a large answer may
+/// ask for another before the server has noticed that the first one was sent.
 const LARGE_ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// The pause between two attempts.
 const LARGE_ANSWER_PAUSE: Duration = Duration::from_millis(5);

@@ -1,5 +1,5 @@
-//! A live view of a [trefoil] program, over HTTP: goroutines by place and state, Ps and threads over
-//! time, latencies, metrics for Prometheus, and the profiles of Go's `net/http/pprof`.
+//! A live view of a [trefoil] program, over HTTP: goroutines by place and state, Ps and threads
+//! over time, latencies, metrics for Prometheus, and the profiles of Go's `net/http/pprof`.
 //!
 //! Start it in the program:
 //!
@@ -109,8 +109,8 @@ extern "C" fn register() {
 }
 
 /// Starts a server if the environment says so. A value that is not valid is an error, as for the
-/// other variables of the runtime. If the address is in use, for example because a child process has
-/// inherited the variable, the program runs without a server.
+/// other variables of the runtime. If the address is in use, for example because a child process
+/// has inherited the variable, the program runs without a server.
 fn start_by_environment() -> io::Result<()> {
     let Some(address) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
         return Ok(());

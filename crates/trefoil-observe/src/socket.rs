@@ -52,9 +52,9 @@ fn prepare_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A process that is killed leaves its socket behind, and this process may get the same id. A process
-/// that cannot be seen in `/proc` may be alive: in another container that shares the folder, or if
-/// `/proc` hides it. So a socket is removed only if nothing listens there.
+/// A process that is killed leaves its socket behind, and this process may get the same id. A
+/// process that cannot be seen in `/proc` may be alive: in another container that shares the
+/// folder, or if `/proc` hides it. So a socket is removed only if nothing listens there.
 fn remove_sockets_of_ended_processes(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     let own = std::process::id();

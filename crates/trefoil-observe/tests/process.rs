@@ -1,5 +1,5 @@
-//! The server and the whole process: what the environment starts, what a program without it has, and
-//! that it neither hides a deadlock nor keeps the program alive.
+//! The server and the whole process: what the environment starts, what a program without it has,
+//! and that it neither hides a deadlock nor keeps the program alive.
 //!
 //! A program without libtest (`harness = false`), whose threads would hide a deadlock. It runs
 //! itself for each case.

@@ -1,4 +1,5 @@
-//! The profiles under `/debug/pprof/`, also by `go tool pprof`, and who waits for whom in the state.
+//! The profiles under `/debug/pprof/`, also by `go tool pprof`, and who waits for whom in the
+//! state.
 
 mod common;
 

@@ -259,7 +259,8 @@ fn is_listening(address: SocketAddr) -> bool {
         std::net::IpAddr::V4(ip) => ip.octets(),
         std::net::IpAddr::V6(_) => panic!("not needed here"),
     };
-    // As the kernel writes it: the address in the order of the machine, and the state 0A: listening.
+    // As the kernel writes it: the address in the order of the machine, and the state 0A:
+    // listening.
     let wanted = format!("{:08X}:{:04X}", u32::from_le_bytes([a, b, c, d]), address.port());
     let inodes: Vec<String> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -367,8 +368,8 @@ fn stop_ends_connections_and_closes_descriptors() {
         };
         once(); // Opens what stays open, such as the socket that `trefoil::net` keeps.
         let before = descriptors();
-        // Ten servers that leave one each would be seen. The program's own poller opens one more for
-        // each P, when a goroutine first waits there.
+        // Ten servers that leave one each would be seen. The program's own poller opens one more
+        // for each P, when a goroutine first waits there.
         (0..10).for_each(|_| once());
         let most = before + trefoil::procs().min(8);
         until("descriptors were left open", || (descriptors() <= most).then_some(()));

@@ -5,7 +5,8 @@
 //! cargo run --release -p trefoil-tokio-tests --example grpc read 127.0.0.1:50051 FILE
 //! ```
 //! A file may be a named pipe: the call waits until another program writes, and other calls are
-//! answered meanwhile. tonic's code generator would write most of this, from a file of protocol buffers.
+//! answered meanwhile. tonic's code generator would write most of this, from a file of protocol
+//! buffers.
 
 use bytes::{Buf, BufMut};
 use http::uri::PathAndQuery;

@@ -1,5 +1,5 @@
-//! Database servers of the distribution, each on a free port with a folder of its own. A server that
-//! is not installed is None, and a line on stderr says so.
+//! Database servers of the distribution, each on a free port with a folder of its own. A server
+//! that is not installed is None, and a line on stderr says so.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -207,8 +207,8 @@ pub struct Metrics {
     /// last asked, so that they were not ready for longer. A thread that sleeps in the poller
     /// notices them at once, and is not counted.
     pub poll: Histogram,
-    /// How long threads were without a P because their goroutine was in a call that blocks: from the
-    /// time when sysmon noticed it, or [`blocking`](crate::blocking) announced it, until the
+    /// How long threads were without a P because their goroutine was in a call that blocks: from
+    /// the time when sysmon noticed it, or [`blocking`](crate::blocking) announced it, until the
     /// goroutine called the runtime again.
     pub kernel: Histogram,
 }
@@ -247,8 +247,9 @@ pub fn metrics() -> Metrics {
     })
 }
 
-/// Returns every goroutine and task of the caller's runtime as text, in Go's form: id, name, state, how long
-/// it has waited, its stack, and where it was created. On a plain thread it is the default runtime.
+/// Returns every goroutine and task of the caller's runtime as text, in Go's form: id, name, state,
+/// how long it has waited, its stack, and where it was created. On a plain thread it is the default
+/// runtime.
 ///
 /// Use it to find out what a program waits for. No goroutine is stopped, so a goroutine that runs
 /// on another thread at that time has no stack in the text.
@@ -266,8 +267,8 @@ pub fn dump() -> String {
     with_sched(crate::observe::dump::dump)
 }
 
-/// Counts the goroutines and tasks of the caller's runtime by stack, like Go's goroutine profile. On a plain
-/// thread it is the default runtime.
+/// Counts the goroutines and tasks of the caller's runtime by stack, like Go's goroutine profile.
+/// On a plain thread it is the default runtime.
 ///
 /// It has the goroutines of a [`dump`], grouped by stack, so it is short even for a million
 /// goroutines. No goroutine is stopped: a goroutine that runs on another thread at that time, or
@@ -359,9 +360,9 @@ pub fn groups() -> Vec<GoroutineGroup> {
 /// *probable*.
 ///
 /// A guard that was sent to another goroutine may be dropped there, although the goroutine that
-/// locked waits; so may a guard in a future that another executor polls. After the runtime has seen a goroutine unlock what another has locked, it calls no
-/// cycle over locks certain any more. The readers of a `RwLock` are only counted, so a cycle over
-/// readers is not found.
+/// locked waits; so may a guard in a future that another executor polls. After the runtime has seen
+/// a goroutine unlock what another has locked, it calls no cycle over locks certain any more. The
+/// readers of a `RwLock` are only counted, so a cycle over readers is not found.
 ///
 /// ```
 /// use trefoil::sync::Mutex;
@@ -421,8 +422,8 @@ pub struct Usage {
     pub runnable: Duration,
 }
 
-/// Returns the goroutines and tasks that used the CPUs of the caller's runtime most, or of the default
-/// runtime on a plain thread, in descending order.
+/// Returns the goroutines and tasks that used the CPUs of the caller's runtime most, or of the
+/// default runtime on a plain thread, in descending order.
 ///
 /// The times are an estimate, from samples that are taken about every millisecond while goroutines
 /// run: good for goroutines that use much, zero or nothing for those that use little. The table has

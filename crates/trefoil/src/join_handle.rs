@@ -116,7 +116,8 @@ impl<T> Join<T> {
         self.target.is_none_or(|target| cell(target).is_done())
     }
 
-    /// Returns whether its goroutine has not ended, and never will, because its simulation has ended.
+    /// Returns whether its goroutine has not ended, and never will, because its simulation has
+    /// ended.
     #[cfg(feature = "std")]
     pub(crate) fn never_ends(&self) -> bool {
         let Some(Unpacked::Goroutine(g)) = self.target.map(Runnable::unpack) else { return false };
@@ -240,8 +241,8 @@ fn free_g(g: &'static G) {
 /// ```
 ///
 /// # Cancel
-/// Awaiting a `&mut JoinHandle` loses nothing if the await is dropped: the result is still there for
-/// the next one.
+/// Awaiting a `&mut JoinHandle` loses nothing if the await is dropped: the result is still there
+/// for the next one.
 pub struct JoinHandle<T> {
     inner: Join<T>,
 }
@@ -263,8 +264,8 @@ impl<T> JoinHandle<T> {
     /// ```
     ///
     /// # Errors
-    /// Returns the payload of the panic if the goroutine or task panicked. If a task was aborted, the
-    /// payload is a [`JoinError`].
+    /// Returns the payload of the panic if the goroutine or task panicked. If a task was aborted,
+    /// the payload is a [`JoinError`].
     ///
     /// # Panics
     /// Panics if an await of this handle has returned the result already.
@@ -308,8 +309,8 @@ impl<T> JoinHandle<T> {
     }
 
     /// Asks a task to end. Its future is dropped when it returns from the current poll, or at once
-    /// if it waits; the handle then returns a [`JoinError`] that says so. A task that has ended keeps
-    /// its result.
+    /// if it waits; the handle then returns a [`JoinError`] that says so. A task that has ended
+    /// keeps its result.
     ///
     /// A goroutine cannot be aborted, so this does nothing for the handle of [`go`](crate::go). Use
     /// a [`Context`](crate::context::Context) to ask a goroutine to end.

@@ -140,12 +140,12 @@
 //! # Platforms and Rust version
 //!
 //! trefoil needs Rust 1.88 or later and Linux on x86_64 or aarch64 with a dynamically linked glibc:
-//! the targets `x86_64-unknown-linux-gnu` and `aarch64-unknown-linux-gnu` without `+crt-static`. Any
-//! other target is a compile error. The port to aarch64 was tested under emulation (qemu) only, not on
-//! silicon: with glibc 2.36 and pages of 4 KiB, and parts of the tests with glibc 2.41 and pages of 16
-//! and 64 KiB. On x86_64 the thread-local tests pass with glibc 2.36, 2.41 and 2.43. Linux 6.13 or
-//! later is best; before that, `vm.max_map_count` limits a process to about 32,000 goroutines unless
-//! it is raised.
+//! the targets `x86_64-unknown-linux-gnu` and `aarch64-unknown-linux-gnu` without `+crt-static`.
+//! Any other target is a compile error. The port to aarch64 was tested under emulation (qemu) only,
+//! not on silicon: with glibc 2.36 and pages of 4 KiB, and parts of the tests with glibc 2.41 and
+//! pages of 16 and 64 KiB. On x86_64 the thread-local tests pass with glibc 2.36, 2.41 and 2.43.
+//! Linux 6.13 or later is best; before that, `vm.max_map_count` limits a process to about 32,000
+//! goroutines unless it is raised.
 //!
 //! The identity of a thread (`gettid`, signal masks, affinity, priority-inheriting mutexes) is the
 //! OS thread's. [`lock_os_thread`] binds a goroutine to its OS thread. The [limits](guide::limits)

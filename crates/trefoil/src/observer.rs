@@ -1,8 +1,8 @@
-//! What the crates `trefoil-observe` and `trefoil-cli` need of the runtime and programs do not: it is
-//! hidden, and may change with any version.
+//! What the crates `trefoil-observe` and `trefoil-cli` need of the runtime and programs do not: it
+//! is hidden, and may change with any version.
 //!
-//! The server of `trefoil-observe` runs in a *system runtime*: a runtime of its own that dumps and the
-//! deadlock check leave out. So the server answers while every P of the program is stuck, its
+//! The server of `trefoil-observe` runs in a *system runtime*: a runtime of its own that dumps and
+//! the deadlock check leave out. So the server answers while every P of the program is stuck, its
 //! goroutines are in no dump and no count of the program's, and a deadlock of the program is found
 //! although the server waits for connections. It reads another runtime's state through
 //! [`RuntimeRef::observe`].
@@ -81,8 +81,8 @@ pub fn waiting(max: usize) -> (Vec<Goroutine>, usize) {
     with_sched(|sched| list::waiting(sched, max))
 }
 
-/// As [`deadlocks`](crate::debug::deadlocks), without those that are found by a scan of stacks, which
-/// takes long if there are many goroutines.
+/// As [`deadlocks`](crate::debug::deadlocks), without those that are found by a scan of stacks,
+/// which takes long if there are many goroutines.
 pub fn deadlocks_without_guesses() -> Vec<Deadlock> {
     with_sched(waits::deadlocks_without_guesses)
 }

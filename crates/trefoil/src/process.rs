@@ -244,8 +244,8 @@ impl Drop for KillOnDrop {
 /// Runs a command to its end and collects its output: [`output`] in async code.
 ///
 /// Unlike [`output`], it always connects standard input to `/dev/null` and collects both standard
-/// output and standard error, because a [`Command`] does not tell which streams were configured. For
-/// a command with other streams call [`Command::spawn`] and [`wait_with_output_async`].
+/// output and standard error, because a [`Command`] does not tell which streams were configured.
+/// For a command with other streams call [`Command::spawn`] and [`wait_with_output_async`].
 ///
 /// # Errors
 /// As [`output`].

@@ -302,7 +302,8 @@ impl RuntimeBuilder {
     }
 
     /// Sets whether the thread-local storage of each goroutine keeps glibc's reserve (1.7 KiB) for
-    /// libraries that are loaded later with `dlopen` and have initial-exec TLS. Defaults to `false`.
+    /// libraries that are loaded later with `dlopen` and have initial-exec TLS. Defaults to
+    /// `false`.
     ///
     /// Few libraries need it (some OpenGL drivers, OpenMP runtimes and memory allocators, if they
     /// are loaded at run time). Without the reserve a small parked goroutine takes one page instead
@@ -375,10 +376,11 @@ impl RuntimeBuilder {
     /// The message names the setting and the reason.
     /// - [`InvalidInput`](io::ErrorKind::InvalidInput): `procs` is not from 1 to 1024,
     ///   `max_threads` is less than 2, `stack_size` is 0 or more than 1 GiB, or `TREFOIL_PROCS`,
-    ///   `GOMAXPROCS`, `TREFOIL_DLOPEN_RESERVE`, `TREFOIL_DEBUG` or `TREFOIL_TRACE` has a value that is not valid.
-    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `stack_size` was set to another value than
-    ///   the first goroutine of the process has fixed, or `dlopen_reserve` to another value than the
-    ///   first runtime has fixed.
+    ///   `GOMAXPROCS`, `TREFOIL_DLOPEN_RESERVE`, `TREFOIL_DEBUG` or `TREFOIL_TRACE` has a value
+    ///   that is not valid.
+    /// - [`AlreadyExists`](io::ErrorKind::AlreadyExists): `stack_size` was set to another value
+    ///   than the first goroutine of the process has fixed, or `dlopen_reserve` to another value
+    ///   than the first runtime has fixed.
     /// - [`Unsupported`](io::ErrorKind::Unsupported): the thread-local storage of this glibc has a
     ///   layout that the runtime does not know.
     /// - Other kinds: the kernel refused memory or a thread, for example
@@ -566,8 +568,8 @@ pub(crate) fn observe_runtime<T>(sched: &Arc<Sched>, f: impl FnOnce() -> T) -> T
             OBSERVED.set(self.0);
         }
     }
-    // SAFETY: the caller's reference keeps it alive until `f` has returned and `Restore` has removed
-    // it from `OBSERVED`.
+    // SAFETY: the caller's reference keeps it alive until `f` has returned and `Restore` has
+    // removed it from `OBSERVED`.
     let sched = unsafe { &*Arc::as_ptr(sched) };
     let _restore = Restore(OBSERVED.replace(Some(sched)));
     f()

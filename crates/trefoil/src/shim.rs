@@ -1,11 +1,12 @@
 //! The atomics and capacities that the lock-free protocols are written with.
 //!
 //! The protocol files (`sched/queues/runq.rs`, `sched/search/idle.rs`,
-//! `sched/goroutine/{join,state}.rs`, `sched/task/state.rs`, `sync/*_word.rs`, `sys/parker.rs`) use atomics, fences and
-//! spin hints only through this module, and the stack pool (`mem/stack_pool.rs`) uses locks only
-//! through `sys::lock`. `crates/trefoil-model` compiles the same files against modules of the same
-//! names that are made of loom's types and small capacities. loom explores every interleaving of a
-//! small case; for larger cases the number of preemptions is bounded (each check states its bound).
+//! `sched/goroutine/{join,state}.rs`, `sched/task/state.rs`, `sync/*_word.rs`, `sys/parker.rs`) use
+//! atomics, fences and spin hints only through this module, and the stack pool
+//! (`mem/stack_pool.rs`) uses locks only through `sys::lock`. `crates/trefoil-model` compiles the
+//! same files against modules of the same names that are made of loom's types and small capacities.
+//! loom explores every interleaving of a small case; for larger cases the number of preemptions is
+//! bounded (each check states its bound).
 //!
 //! This module imports nothing from the crate.
 

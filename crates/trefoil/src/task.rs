@@ -8,8 +8,8 @@
 //! # Blocking is allowed
 //! A poll may block and may compute for as long as it likes: `std::thread::sleep`, `std::sync`,
 //! `std::net`, files, C code, endless loops. Each poll runs on a goroutine, its *carrier*. If the
-//! poll blocks, the carrier parks and other tasks run on other carriers; if it computes, the carrier
-//! is preempted after 10 ms. So there is no `spawn_blocking` here.
+//! poll blocks, the carrier parks and other tasks run on other carriers; if it computes, the
+//! carrier is preempted after 10 ms. So there is no `spawn_blocking` here.
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -48,8 +48,8 @@ use std::task::Poll;
 /// Starts a future as a task and returns a handle to wait for its output.
 ///
 /// The task runs in the caller's runtime. If the caller is a plain thread, it runs in the default
-/// runtime, which the first such call starts and which lives as long as the process. Use [`Builder`]
-/// for a name.
+/// runtime, which the first such call starts and which lives as long as the process. Use
+/// [`Builder`] for a name.
 ///
 /// The future must be `Send`, because its polls run on different threads. A [`LocalSet`] takes
 /// futures that are not.

@@ -1,11 +1,12 @@
 //! tokio's own multi-thread runtime, unmodified, with goroutines as its threads.
 //!
 //! Crates that are bound to tokio (reqwest, `axum::serve`, tonic, sqlx, tokio-postgres, redis) call
-//! `tokio::spawn`, `tokio::net` and `tokio::time`, so they need a tokio runtime. On a [`Runtime`] of
-//! this module they run as they are. Each worker of tokio, and each thread of its blocking pool, is
-//! a goroutine with a stack of 2 MiB. So a task that blocks (a std `Mutex`, `std::thread::sleep`, a
-//! file, C code) parks a goroutine, a task that computes is preempted, and other tasks continue on
-//! other workers. There are many workers, because one that is parked costs little.
+//! `tokio::spawn`, `tokio::net` and `tokio::time`, so they need a tokio runtime. On a [`Runtime`]
+//! of this module they run as they are. Each worker of tokio, and each thread of its blocking pool,
+//! is a goroutine with a stack of 2 MiB. So a task that blocks (a std `Mutex`,
+//! `std::thread::sleep`, a file, C code) parks a goroutine, a task that computes is preempted, and
+//! other tasks continue on other workers. There are many workers, because one that is parked costs
+//! little.
 //!
 //! ```
 //! use std::time::Duration;
@@ -29,12 +30,12 @@
 //!
 //! # What is different from tokio on threads
 //!
-//! - The number of workers defaults to 8 per P, at least 32. It is no measure of parallelism: that is
-//!   [`procs`](crate::procs).
+//! - The number of workers defaults to 8 per P, at least 32. It is no measure of parallelism: that
+//!   is [`procs`](crate::procs).
 //! - `spawn_blocking` and `block_in_place` work, and are rarely needed.
 //! - A thread that a task starts with `std::thread` is an OS thread, as everywhere on trefoil.
-//! - Goroutines and tasks can wait for each other: a task may call `join`, `recv` and `lock` of this
-//!   crate, and a goroutine may call [`Runtime::block_on`] or `Handle::block_on`.
+//! - Goroutines and tasks can wait for each other: a task may call `join`, `recv` and `lock` of
+//!   this crate, and a goroutine may call [`Runtime::block_on`] or `Handle::block_on`.
 //!
 //! # Limits
 //!
@@ -77,8 +78,8 @@ const MAX_PAUSE: Duration = Duration::from_millis(20);
 ///
 /// Use it to run crates that need a tokio runtime. [`main`](macro@crate::main) and
 /// [`test`](macro@crate::test) with the option `tokio` make one for a whole function. It must be
-/// made on a goroutine, and its threads are goroutines of that goroutine's runtime. I/O and time are
-/// enabled as far as the program has enabled tokio's features `net` and `time`.
+/// made on a goroutine, and its threads are goroutines of that goroutine's runtime. I/O and time
+/// are enabled as far as the program has enabled tokio's features `net` and `time`.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -267,8 +268,8 @@ impl Builder {
         self
     }
 
-    /// Sets the size of each worker's stack in bytes, rounded up to a power of two, 64 KiB to 1 GiB.
-    /// Defaults to 2 MiB.
+    /// Sets the size of each worker's stack in bytes, rounded up to a power of two, 64 KiB to 1
+    /// GiB. Defaults to 2 MiB.
     pub fn stack_size(mut self, bytes: usize) -> Builder {
         self.stack_bytes = bytes;
         self
@@ -283,10 +284,10 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// - [`Unsupported`](io::ErrorKind::Unsupported): the caller is not a goroutine; or this version
-    ///   of tokio starts its workers in a way that this crate does not know.
-    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): the number of workers or of blocking threads
-    ///   is 0, or the stack size is 0 or more than 1 GiB.
+    /// - [`Unsupported`](io::ErrorKind::Unsupported): the caller is not a goroutine; or this
+    ///   version of tokio starts its workers in a way that this crate does not know.
+    /// - [`InvalidInput`](io::ErrorKind::InvalidInput): the number of workers or of blocking
+    ///   threads is 0, or the stack size is 0 or more than 1 GiB.
     /// - Other kinds: the kernel refused the descriptors of tokio's driver, or memory.
     pub fn build(self) -> io::Result<Runtime> {
         // A task may lock on one worker and unlock on another.

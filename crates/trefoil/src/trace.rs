@@ -1,19 +1,19 @@
 //! The flight recorder: what the scheduler did last, for programs that are slow or stuck.
 //!
-//! A [`Recorder`] keeps the last events of each P in a ring of fixed size: which goroutine ran when,
-//! why it stopped, and who woke it. At any time [`snapshot`] copies what the rings hold, while
-//! everything goes on. The snapshot says in words why a goroutine waited ([`Snapshot::why`]), or
-//! becomes a file for Perfetto ([`Snapshot::write_perfetto`]).
+//! A [`Recorder`] keeps the last events of each P in a ring of fixed size: which goroutine ran
+//! when, why it stopped, and who woke it. At any time [`snapshot`] copies what the rings hold,
+//! while everything goes on. The snapshot says in words why a goroutine waited ([`Snapshot::why`]),
+//! or becomes a file for Perfetto ([`Snapshot::write_perfetto`]).
 //!
 //! Every wait counts, whatever it is for: channels, locks and sockets of std, timers, locks of C
 //! code.
 //!
-//! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a deadlock
-//! or SIGQUIT writes a file (at most 16; `TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). The command
-//! `trefoil trace why FILE ID` reads it, and `trefoil trace perfetto FILE OUT` converts it.
+//! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a
+//! deadlock or SIGQUIT writes a file (at most 16; `TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). The
+//! command `trefoil trace why FILE ID` reads it, and `trefoil trace perfetto FILE OUT` converts it.
 //! `on=runnable:10ms`, `on=late:5ms` and `on=blocked:100ms` also write a file when a goroutine is
-//! runnable, a timer late, or a thread blocked in the kernel for so long. A program does the same with
-//! [`on`].
+//! runnable, a timer late, or a thread blocked in the kernel for so long. A program does the same
+//! with [`on`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -174,8 +174,9 @@ impl RecorderBuilder {
         self
     }
 
-    /// Reads the clock for each event, not for one in 64, so that times have no error. Then a switch
-    /// takes about half as long again, and a ring holds half as many events: for short recordings.
+    /// Reads the clock for each event, not for one in 64, so that times have no error. Then a
+    /// switch takes about half as long again, and a ring holds half as many events: for short
+    /// recordings.
     ///
     /// ```
     /// let settings = trefoil::trace::Recorder::builder().exact_clock(true);
@@ -229,8 +230,8 @@ fn downgrade(sched: &Sched) -> Weak<Sched> {
     Arc::downgrade(&sched)
 }
 
-/// Copies what was recorded of the caller's runtime, or of the default runtime on a plain thread. None
-/// if nothing was ever recorded. No goroutine is stopped.
+/// Copies what was recorded of the caller's runtime, or of the default runtime on a plain thread.
+/// None if nothing was ever recorded. No goroutine is stopped.
 ///
 /// ```
 /// trefoil::run(|| {
@@ -367,7 +368,8 @@ pub struct Watch {
 ///     let on = trace::on(Trigger::Panic);
 ///     let watches: Vec<_> = (0..16).map(|_| on.call(|_| ()).unwrap()).collect();
 ///     let error = on.call(|_| ()).err().unwrap();
-///     assert_eq!(error.to_string(), "this runtime has 16 watches already, the most that are possible");
+///     let text = "this runtime has 16 watches already, the most that are possible";
+///     assert_eq!(error.to_string(), text);
 ///     drop(watches);
 /// });
 /// ```
@@ -386,8 +388,8 @@ impl fmt::Display for TooManyWatches {
 
 impl std::error::Error for TooManyWatches {}
 
-/// Waits, without a goroutine, for an incident in the caller's runtime, or in the default runtime on a
-/// plain thread: [`OnTrigger::call`] says what happens then.
+/// Waits, without a goroutine, for an incident in the caller's runtime, or in the default runtime
+/// on a plain thread: [`OnTrigger::call`] says what happens then.
 ///
 /// Incidents are noticed while the runtime is recorded: by a [`Recorder`], or because
 /// `TREFOIL_TRACE=on` is set.
@@ -427,8 +429,8 @@ pub fn on(trigger: Trigger) -> OnTrigger {
 }
 
 impl OnTrigger {
-    /// Sets the time from the incident to the snapshot, so that it shows what followed. Without this
-    /// setting there is none.
+    /// Sets the time from the incident to the snapshot, so that it shows what followed. Without
+    /// this setting there is none.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -441,7 +443,8 @@ impl OnTrigger {
         self
     }
 
-    /// Sets how long no further incident is noticed after one. Without this setting it is 10 seconds.
+    /// Sets how long no further incident is noticed after one. Without this setting it is 10
+    /// seconds.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -581,8 +584,8 @@ fn note(kind: Kind, text: &'static str) {
     }
 }
 
-/// Shows the spans of the crate [`tracing`](https://docs.rs/tracing) as regions of the recording, and
-/// its events as messages (feature `tracing`). Add it to a `tracing_subscriber` registry.
+/// Shows the spans of the crate [`tracing`](https://docs.rs/tracing) as regions of the recording,
+/// and its events as messages (feature `tracing`). Add it to a `tracing_subscriber` registry.
 ///
 /// A span is a region while it is entered. Only names appear in the recording, not fields: both are
 /// kept as addresses, so that a span costs no more than a region.

@@ -147,8 +147,8 @@ fn a_runtime_starts_in_a_panic_hook() {
     assert!(go(|| panic!("on a goroutine")).join().is_err());
 }
 
-/// Faults, and continues where a handler leads it: at the address in x2. Every other register may be
-/// lost.
+/// Faults, and continues where a handler leads it: at the address in x2. Every other register may
+/// be lost.
 #[cfg(target_arch = "aarch64")]
 fn fault_and_continue() {
     // SAFETY: writes to an address that is not mapped; a handler continues at `2:`.

@@ -16,8 +16,8 @@ const CONNECTIONS: usize = 2_000;
 /// Connections that pay for what is made once.
 const FIRST_CONNECTIONS: usize = 50;
 /// A page for the stack and the thread-local storage, and 1.3 KB for all the rest. Of that, 0.8 KB
-/// are used: it is too little for a second page for one connection in six, which is what frames that
-/// are a line too deep cost.
+/// are used: it is too little for a second page for one connection in six, which is what frames
+/// that are a line too deep cost.
 const BYTES_EACH: u64 = 5_400;
 
 /// Makes `n` connections to `address`; each has had one echo.

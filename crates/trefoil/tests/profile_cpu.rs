@@ -138,7 +138,8 @@ fn the_total_is_what_the_kernel_counts_with_1_2_and_8_threads() {
             of(used.by_process)
         );
         assert_close(profile.total(), used.by_ms, 0.05, &format!("{procs} Ps"));
-        // In a debug build the collector, which unwinds the samples, is a part of what the process uses.
+        // In a debug build the collector, which unwinds the samples, is a part of what the process
+        // uses.
         if !cfg!(debug_assertions) {
             assert_close(profile.total(), used.by_process, 0.05, &format!("{procs} Ps, getrusage"));
         }

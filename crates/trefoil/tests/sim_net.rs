@@ -494,7 +494,8 @@ mod disk {
     use std::fs::{self, File};
     use std::sync::Mutex;
 
-    /// Runs `write` on a host, crashes it, and returns what is in `data` afterwards, for many seeds.
+    /// Runs `write` on a host, crashes it, and returns what is in `data` afterwards, for many
+    /// seeds.
     fn after_crash(write: fn()) -> Vec<Option<Vec<u8>>> {
         let found = Arc::new(Mutex::new(Vec::new()));
         let all = found.clone();

@@ -1,5 +1,5 @@
-//! `trefoil::time`: what Go's tests of its timers assert. What depends on the time alone is simulated,
-//! so that times are exact; races and the real clock are tested at 1, 2, 4 and 16 Ps.
+//! `trefoil::time`: what Go's tests of its timers assert. What depends on the time alone is
+//! simulated, so that times are exact; races and the real clock are tested at 1, 2, 4 and 16 Ps.
 
 mod common;
 

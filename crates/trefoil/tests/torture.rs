@@ -311,7 +311,8 @@ fn channel(_: &Arc<Shared>, _: usize) {
 }
 
 /// Starts processes and threads.
-/// Tasks that compute, yield, block, are awaited, aborted and dropped: polls are preempted anywhere.
+/// Tasks that compute, yield, block, are awaited, aborted and dropped: polls are preempted
+/// anywhere.
 fn tasks(shared: &Arc<Shared>, id: usize) {
     let run = |n: u64| {
         let shared = shared.clone();

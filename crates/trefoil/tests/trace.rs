@@ -773,8 +773,8 @@ fn usage_shows_who_computes_and_who_is_kept_waiting() {
         let of = |id| usage.iter().find(|used| used.id == id).copied();
         for id in busy {
             let used = of(id).unwrap_or_else(|| panic!("{id} is not in {usage:?}"));
-            // Each computes for half of 800 ms, and is queued for as long. On a busy machine the thread does
-            // not run all the time, nor does sysmon.
+            // Each computes for half of 800 ms, and is queued for as long. On a busy machine the
+            // thread does not run all the time, nor does sysmon.
             assert!(used.running >= LONG && used.runnable >= LONG, "{used:?}");
         }
         assert!(of(idle).is_none_or(|used| used.running < LONG), "{usage:?}");

@@ -361,8 +361,8 @@ fn find<T: Part>(parts: &[T], address: u64) -> Option<(&T, u64)> {
     (offset < part.range().1).then_some((part, offset))
 }
 
-/// Opens a file of which the process or the core file has the name. It may be something else by now:
-/// a pipe, for which `open` would wait, or a device.
+/// Opens a file of which the process or the core file has the name. It may be something else by
+/// now: a pipe, for which `open` would wait, or a device.
 fn open_file(path: &Path) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -373,7 +373,8 @@ fn open_file(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Reads a file if it is a program or a library. Other files may be mapped too: large ones, devices.
+/// Reads a file if it is a program or a library. Other files may be mapped too: large ones,
+/// devices.
 pub(super) fn read_elf(path: &Path) -> Option<Vec<u8>> {
     let file = open_file(path).ok()?;
     let mut magic = [0; 4];

@@ -366,7 +366,8 @@ fn age(ms: u64) -> String {
     }
 }
 
-/// System calls that block: their names, and their numbers on x86_64 and on aarch64, which lacks some.
+/// System calls that block: their names, and their numbers on x86_64 and on aarch64, which lacks
+/// some.
 const SYSTEM_CALLS: &[(&str, u64, Option<u64>)] = &[
     ("read", 0, Some(63)),
     ("write", 1, Some(64)),

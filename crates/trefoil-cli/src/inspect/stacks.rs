@@ -67,8 +67,9 @@ pub(super) struct Frame {
 /// The code in which a goroutine is that was stopped by a signal.
 pub(super) struct Trampoline {
     pub(super) code: Range<u64>,
-    /// Where its frame has the registers of the goroutine on aarch64, counted from its stack pointer: x0
-    /// to x30, sp, pc. Unwind tables cannot describe a caller whose return address is not in x30.
+    /// Where its frame has the registers of the goroutine on aarch64, counted from its stack
+    /// pointer: x0 to x30, sp, pc. Unwind tables cannot describe a caller whose return address is
+    /// not in x30.
     pub(super) registers: Option<u64>,
 }
 
@@ -220,9 +221,9 @@ impl Unwinder {
 /// Reads a word of a stack.
 type Word<'a> = &'a mut dyn FnMut(u64) -> Option<u64>;
 
-/// Returns the code addresses of the calls on a stack; see [`Unwinder::unwind`]. `stopped` returns the
-/// registers and the code address of the goroutine whose trampoline has these registers, or None if
-/// the unwind tables describe it.
+/// Returns the code addresses of the calls on a stack; see [`Unwinder::unwind`]. `stopped` returns
+/// the registers and the code address of the goroutine whose trampoline has these registers, or
+/// None if the unwind tables describe it.
 fn callers<U: framehop::Unwinder>(
     unwinder: &U,
     cache: &mut U::Cache,

@@ -27,7 +27,8 @@ pub(crate) fn play(report: &Report) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether all notes were the goroutine's own, and how often it had moved to another thread.
+/// Returns whether all notes were the goroutine's own, and how often it had moved to another
+/// thread.
 fn take_notes() -> (bool, u64) {
     thread_local!(static NOTES: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
     // SAFETY: no arguments, touches no memory.

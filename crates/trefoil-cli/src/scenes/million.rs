@@ -1,6 +1,7 @@
 //! A million goroutines, twice: started and joined, and alive at once.
 //!
-//! Each part is a `trefoil::run` of its own. The sums would show a goroutine that was lost or ran twice.
+//! Each part is a `trefoil::run` of its own. The sums would show a goroutine that was lost or ran
+//! twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,8 @@ use crate::report::{Progress, Report, each, grouped};
 /// Goroutines that a spawner starts before it joins them: as many as a P's local queue holds.
 const BATCH: u64 = 256;
 
-/// The most memory per live goroutine: two pages and a reserve; frames of a debug build need one page more.
+/// The most memory per live goroutine: two pages and a reserve; frames of a debug build need one
+/// page more.
 const BYTES_EACH: u64 = if cfg!(debug_assertions) { 14 << 10 } else { 10 << 10 };
 
 /// Memory that does not depend on their number: a stack cache per P, tables.

@@ -91,8 +91,8 @@ fn at_rest() -> Stats {
     now
 }
 
-/// The number of OS threads does not grow with the goroutines. Each P has one; some monitor, draw, or are
-/// spare; and the runtime starts another when a thread was found asleep in the kernel.
+/// The number of OS threads does not grow with the goroutines. Each P has one; some monitor, draw,
+/// or are spare; and the runtime starts another when a thread was found asleep in the kernel.
 fn promise_few_threads(report: &Report, threads: u64, procs: usize) {
     let most = 2 * procs as u64 + 60;
     report.promise("threads", threads, format_args!("at most {most}"), threads <= most);

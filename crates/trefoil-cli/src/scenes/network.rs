@@ -44,7 +44,8 @@ pub(crate) fn connections(report: &Report) -> Result<(), String> {
     played.map_err(|e| e.to_string())
 }
 
-/// Returns how many connections the limit of open descriptors allows: two each, and some for the rest.
+/// Returns how many connections the limit of open descriptors allows: two each, and some for the
+/// rest.
 fn affordable() -> Result<u64, String> {
     const REST: u64 = 200;
     let files = proc::allow_files();
@@ -103,7 +104,8 @@ impl Plan {
                 let (connect, opening) = (connect.clone(), opening.clone());
                 let (opened, start_use) = (opened.clone(), start_use.clone());
                 trefoil::go(move || -> io::Result<u64> {
-                    // A connection counts as open after one answer: the kernel connects before the server accepts.
+                    // A connection counts as open after one answer: the kernel connects before the
+                    // server accepts.
                     let answered = || -> io::Result<S> {
                         let _turn = opening.acquire();
                         let mut stream = connect()?;
@@ -143,7 +145,8 @@ impl Plan {
         let (time, all) = (start.elapsed(), n * self.rounds);
         report.fact("used", format_args!("{time:.2?}, {}", each(time, all)));
         report.promise("right answers", grouped(right), grouped(all), right == all);
-        // Servers end with their clients. A server that outlives the runtime would keep its descriptor.
+        // Servers end with their clients. A server that outlives the runtime would keep its
+        // descriptor.
         wait_until(|| trefoil::num_goroutines() <= 2);
         let left = trefoil::num_goroutines().saturating_sub(2);
         report.promise("servers left over", left, 0, left == 0);

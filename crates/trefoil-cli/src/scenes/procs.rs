@@ -13,8 +13,8 @@ const HOGS: usize = 6;
 const SAMPLES: usize = 21;
 const EVERY: Duration = Duration::from_millis(3);
 
-/// A change takes effect at the end of each running goroutine's slice, and when new threads have started. On a
-/// busy machine that takes as long as the threads wait for a CPU.
+/// A change takes effect at the end of each running goroutine's slice, and when new threads have
+/// started. On a busy machine that takes as long as the threads wait for a CPU.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A plain thread observes how many threads are busy and which loops advance.

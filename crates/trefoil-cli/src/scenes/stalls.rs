@@ -44,8 +44,8 @@ pub(crate) fn hogs(report: &Report) -> Result<(), String> {
         }
         let before = proc::thread_times();
         let late = median_late(300);
-        // A loop is preempted once its thread has a CPU. Other processes may delay sysmon first, then
-        // that thread.
+        // A loop is preempted once its thread has a CPU. Other processes may delay sysmon first,
+        // then that thread.
         let used = proc::used_since(&before, proc::thread_times());
         let busiest = used.iter().max_by_key(|thread| thread.cpu);
         let wait = busiest.map_or(Duration::ZERO, ThreadTime::mean_wait);

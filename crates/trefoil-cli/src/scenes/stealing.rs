@@ -12,8 +12,8 @@ const PRIMES_BELOW: u32 = 4_000_000;
 /// The number of primes below `PRIMES_BELOW`.
 const PRIMES: u32 = 283_146;
 
-/// Numbers that one goroutine tests. So large that all goroutines fit into one P's queue: the overflow would
-/// go to the global queue and could be taken without stealing.
+/// Numbers that one goroutine tests. So large that all goroutines fit into one P's queue: the
+/// overflow would go to the global queue and could be taken without stealing.
 const CHUNK: u32 = 20_000;
 
 /// How busy each P must be, from the start of the first goroutine to the end of the last.

@@ -1,8 +1,9 @@
 //! Which goroutine runs where: a lane per OS thread, a column per few milliseconds.
 //!
-//! Each goroutine computes and writes its letter into its thread's lane; a plain thread samples the lanes at
-//! intervals. So the picture shows what ran, not what the scheduler reports. The loops also measure the
-//! length of a turn: a loop that finds another letter in its lane records the time.
+//! Each goroutine computes and writes its letter into its thread's lane; a plain thread samples the
+//! lanes at intervals. So the picture shows what ran, not what the scheduler reports. The loops
+//! also measure the length of a turn: a loop that finds another letter in its lane records the
+//! time.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -18,12 +19,13 @@ const COLUMNS: usize = 60;
 const EVERY: Duration = Duration::from_millis(4);
 const NONE: u8 = b'.';
 const LETTERS: [u8; 5] = *b"ABCDE";
-/// Steps between two letters, about ten microseconds. A loop that is preempted between finding its lane and
-/// writing there writes into the lane of a thread that it has left; long pauses make that rare.
+/// Steps between two letters, about ten microseconds. A loop that is preempted between finding its
+/// lane and writing there writes into the lane of a thread that it has left; long pauses make that
+/// rare.
 const STEPS: u32 = 10_000;
 
-/// A slice is 10 ms, measured by sysmon, which may be a little late; and a thread that waits for a CPU cannot
-/// switch goroutines.
+/// A slice is 10 ms, measured by sysmon, which may be a little late; and a thread that waits for a
+/// CPU cannot switch goroutines.
 const TURN_MS: std::ops::RangeInclusive<u128> = 5..=40;
 
 /// One thread: its id, and the goroutines that ran there.

@@ -1,8 +1,8 @@
 //! `trefoil top`: what the page of `trefoil-observe` shows, in a terminal.
 //!
-//! It asks the server of the process if it has one. Otherwise, and if the server does not answer, it
-//! reads the process from outside ([`Outside`]), which needs nothing from it: then there are groups,
-//! states, stacks and Ps, but no latencies, no use of CPUs and no graph of waits.
+//! It asks the server of the process if it has one. Otherwise, and if the server does not answer,
+//! it reads the process from outside ([`Outside`]), which needs nothing from it: then there are
+//! groups, states, stacks and Ps, but no latencies, no use of CPUs and no graph of waits.
 //!
 //! The screen that refreshes needs the feature `screen`. Without it, one page is printed.
 
@@ -28,7 +28,8 @@ use crate::report::print_line;
 use server::Address;
 use view::View;
 
-/// How long a server that has failed is not asked again: it may be that of a process that is stopped.
+/// How long a server that has failed is not asked again: it may be that of a process that is
+/// stopped.
 const SERVER_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Args)]

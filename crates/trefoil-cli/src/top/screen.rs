@@ -1,8 +1,8 @@
 //! The screen of `trefoil top`: keys, drawing, and what happens to the terminal at the end.
 //!
 //! Another thread asks the source, so that keys work while a process does not answer. The terminal
-//! is restored at the end, at a panic, and at SIGINT, SIGTERM and SIGHUP: the handler only stores the
-//! number of the signal, and the loop ends.
+//! is restored at the end, at a panic, and at SIGINT, SIGTERM and SIGHUP: the handler only stores
+//! the number of the signal, and the loop ends.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -279,7 +279,8 @@ impl Screen {
     }
 
     fn on_key(&mut self, key: KeyEvent) -> Action {
-        // A terminal sends Esc and a key soon after it as the key with Alt, which means nothing here.
+        // A terminal sends Esc and a key soon after it as the key with Alt, which means nothing
+        // here.
         if key.modifiers.contains(KeyModifiers::ALT) {
             self.on_key(KeyCode::Esc.into());
             return self.on_key(KeyEvent { modifiers: key.modifiers - KeyModifiers::ALT, ..key });

@@ -1,4 +1,5 @@
-//! The server of a process (`trefoil-observe`): a view from `/api/state`, a stack from `/api/stack`.
+//! The server of a process (`trefoil-observe`): a view from `/api/state`, a stack from
+//! `/api/stack`.
 
 use std::fs;
 use std::io::{self, Read, Write};

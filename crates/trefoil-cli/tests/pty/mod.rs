@@ -16,12 +16,13 @@ pub(crate) struct Pty {
 
 impl Pty {
     pub(crate) fn open() -> Pty {
-        // Each descriptor closed on exec from its birth (openpty cannot do that): a command that another test
-        // starts meanwhile would keep the terminal open.
+        // Each descriptor closed on exec from its birth (openpty cannot do that): a command that
+        // another test starts meanwhile would keep the terminal open.
         let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
         let mut name = [0; 64];
         let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: a descriptor that is ours from then on; the calls read `size`, and write a name that fits.
+        // SAFETY: a descriptor that is ours from then on; the calls read `size`, and write a name
+        // that fits.
         let (ours, name) = unsafe {
             let ours = libc::posix_openpt(flags);
             assert!(ours >= 0, "no terminal: {}", std::io::Error::last_os_error());
@@ -45,7 +46,8 @@ impl Pty {
             .stdin(theirs.try_clone().unwrap())
             .stdout(theirs.try_clone().unwrap())
             .stderr(theirs);
-        // SAFETY: three system calls between fork and exec. SIGINT may be ignored where tests run in the background.
+        // SAFETY: three system calls between fork and exec. SIGINT may be ignored where tests run
+        // in the background.
         unsafe {
             command.pre_exec(|| {
                 libc::setsid();
@@ -76,7 +78,8 @@ impl Pty {
         std::iter::from_fn(|| Some(self.read()).filter(|more| !more.is_empty())).collect()
     }
 
-    /// Returns an empty string at the end: reading from a terminal that no process has open is an error.
+    /// Returns an empty string at the end: reading from a terminal that no process has open is an
+    /// error.
     fn read(&mut self) -> String {
         let mut bytes = [0; 4096];
         let n = self.ours.read(&mut bytes).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! A codec whose messages are UTF-8 text. tonic's code generator would use one for protocol buffers.
+//! A codec whose messages are UTF-8 text. tonic's code generator would use one for protocol
+//! buffers.
 
 use bytes::{Buf, BufMut};
 use tonic::Status;

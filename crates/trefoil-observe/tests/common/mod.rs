@@ -1,5 +1,5 @@
-//! What the tests share: a client by raw sockets, and readers of JSON and of OpenMetrics that accept
-//! nothing but the standard.
+//! What the tests share: a client by raw sockets, and readers of JSON and of OpenMetrics that
+//! accept nothing but the standard.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 

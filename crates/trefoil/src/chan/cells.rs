@@ -31,8 +31,8 @@ impl CacheHint {
     }
 
     /// Loads the sleeper, and the frame around its sudog, in the background. The G, the sudog and
-    /// the frame that the switch will restore are one after the other in a chain of pointers; so the
-    /// three cache misses of a goroutine that has waited for long happen at the same time.
+    /// the frame that the switch will restore are one after the other in a chain of pointers; so
+    /// the three cache misses of a goroutine that has waited for long happen at the same time.
     #[inline]
     pub(crate) fn prefetch(&self, sudog: *const u8) {
         prefetch(std::ptr::without_provenance(self.0.load(Ordering::Relaxed)));

@@ -271,8 +271,8 @@ impl Core {
         }
     }
 
-    /// Takes a watcher of this side, whose operation has become ready. The caller wakes the returned
-    /// sleeper, unless it is [`NO_SLEEPER`], after it has released the lock.
+    /// Takes a watcher of this side, whose operation has become ready. The caller wakes the
+    /// returned sleeper, unless it is [`NO_SLEEPER`], after it has released the lock.
     ///
     /// # Safety
     /// The lock is held.
@@ -312,8 +312,8 @@ impl Core {
         unsafe { self.queue(side).push(node) };
     }
 
-    /// Wakes the next watcher of this side if the operation is still ready. A watcher that was woken
-    /// calls it (`select/ready.rs`). Called inside the runtime or on a plain thread.
+    /// Wakes the next watcher of this side if the operation is still ready. A watcher that was
+    /// woken calls it (`select/ready.rs`). Called inside the runtime or on a plain thread.
     pub(super) fn pass_on(&self, here: Option<Rt>, side: ChanSide) {
         self.lock();
         // SAFETY: the lock is held.

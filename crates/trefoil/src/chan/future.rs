@@ -618,11 +618,12 @@ impl<T> Receiver<T> {
     /// Receives the next value, and waits while the channel is empty: [`recv`](Receiver::recv) for
     /// async code.
     ///
-    /// It may be awaited in a task, in [`block_on`](crate::block_on), and in other executors. Tasks,
-    /// goroutines and threads wait in one queue.
+    /// It may be awaited in a task, in [`block_on`](crate::block_on), and in other executors.
+    /// Tasks, goroutines and threads wait in one queue.
     ///
     /// # Errors
-    /// Returns [`RecvError`] if the channel is closed and empty, or becomes so while the task waits.
+    /// Returns [`RecvError`] if the channel is closed and empty, or becomes so while the task
+    /// waits.
     ///
     /// # Cancel
     /// If the future is dropped, no value is lost. A sender may have handed a value to the future

@@ -34,8 +34,8 @@ use crate::sys::futex::{futex_wait, futex_wake};
 use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 use std::time::Duration;
 
-/// The orderings of the store and the load in `unlock`. On aarch64 a release store and a SeqCst load
-/// are not reordered and cost the same as weaker ones, so there no wake-up is lost.
+/// The orderings of the store and the load in `unlock`. On aarch64 a release store and a SeqCst
+/// load are not reordered and cost the same as weaker ones, so there no wake-up is lost.
 const FREE: Ordering =
     if cfg!(target_arch = "x86_64") { Ordering::Release } else { Ordering::SeqCst };
 const ARE_ANY: Ordering =

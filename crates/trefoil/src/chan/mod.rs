@@ -49,14 +49,14 @@
 //!   receiver is dropped. From then on every send fails and returns its value. Receivers still get
 //!   the values that are left; after that every receive fails. (In Go a send on a closed channel
 //!   panics. Here it is an error, as in crossbeam.)
-//! - **Goroutines, tasks and threads.** Both ends work on goroutines and [tasks](crate::task) of any
-//!   runtime, in other executors and on plain threads, in every combination. A goroutine that waits
-//!   is parked; a thread that waits is blocked. Async code awaits [`Sender::send_async`] and
+//! - **Goroutines, tasks and threads.** Both ends work on goroutines and [tasks](crate::task) of
+//!   any runtime, in other executors and on plain threads, in every combination. A goroutine that
+//!   waits is parked; a thread that waits is blocked. Async code awaits [`Sender::send_async`] and
 //!   [`Receiver::recv_async`]. All wait in the same queues.
 //! - **Cancel.** A wait ends early when the channel is closed. To end it on another condition, use
 //!   [`select!`](crate::select), for example with an arm for
-//!   [`Context::done`](crate::context::Context::done). A future may be dropped at any time; no value
-//!   is lost by that.
+//!   [`Context::done`](crate::context::Context::done). A future may be dropped at any time; no
+//!   value is lost by that.
 
 mod buffer;
 pub(crate) mod cells;
@@ -177,15 +177,16 @@ pub fn never<T>() -> Receiver<T> {
     Receiver { handle: None }
 }
 
-/// Creates both ends of Go's nil channel: a send and a receive wait forever, and it is never closed.
+/// Creates both ends of Go's nil channel: a send and a receive wait forever, and it is never
+/// closed.
 ///
 /// Assign its sender to a variable to turn off a `send` arm of a [`select!`](crate::select) in a
 /// loop. Its receiver is that of [`never()`]. Without waiting, a send finds the channel full and a
 /// receive finds it empty.
 ///
 /// # Examples
-/// A goroutine that forwards values one by one sends only if it has one, and receives only if it has
-/// none:
+/// A goroutine that forwards values one by one sends only if it has one, and receives only if it
+/// has none:
 /// ```
 /// use trefoil::chan::{bounded, nil, never};
 /// use trefoil::select;

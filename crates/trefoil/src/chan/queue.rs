@@ -2,8 +2,9 @@
 //!
 //! A waiter has a [`Sudog`] (Go's name) in its own frame, and a select has one for each of its
 //! arms. The sudog of a task is in its future (`future.rs`). A [`WaitQueue`] links them, first in,
-//! first out. A *sleeper* is the word that names the waiting goroutine, thread or task. A waker *claims* a wait before it ends it, because a select or a
-//! deadline gives a wait several wakers (`sched/wait/mod.rs`).
+//! first out. A *sleeper* is the word that names the waiting goroutine, thread or task. A waker
+//! *claims* a wait before it ends it, because a select or a deadline gives a wait several wakers
+//! (`sched/wait/mod.rs`).
 //!
 //! # The life of a sudog
 //! | state | may be touched by |
@@ -31,8 +32,9 @@
 //!
 //! # Watchers
 //! A sudog without a slot is a *watcher*: its owner waits until an operation is ready, and does
-//! none (`select/ready.rs`). It is claimed, taken and withdrawn as any other sudog. But an operation
-//! that searches for a partner passes it over, and it does not count where waiters are counted.
+//! none (`select/ready.rs`). It is claimed, taken and withdrawn as any other sudog. But an
+//! operation that searches for a partner passes it over, and it does not count where waiters are
+//! counted.
 //!
 //! # Why not `sched/wait/list.rs`
 //! That list serves `sync`, descriptors and futexes. The two differ where it costs time or memory:
@@ -215,9 +217,9 @@ impl WaitQueue {
         }
     }
 
-    /// Takes the first waiter whose wait can still be claimed, and unlinks the stale ones before it.
-    /// Passes over watchers and the sudogs of the sleeper `me`, because a select never exchanges a value with
-    /// itself. A `me` of 0 matches no sleeper.
+    /// Takes the first waiter whose wait can still be claimed, and unlinks the stale ones before
+    /// it. Passes over watchers and the sudogs of the sleeper `me`, because a select never
+    /// exchanges a value with itself. A `me` of 0 matches no sleeper.
     ///
     /// # Safety
     /// The lock is held. The caller must complete and wake the returned sudog.
@@ -339,9 +341,9 @@ impl WaitQueue {
         n
     }
 
-    /// Takes waiters and watchers that can be claimed, because the channel is closed, and stores their sleepers
-    /// in `taken`. Returns their number: if it is less than the length of `taken`, the queue is
-    /// empty. The caller wakes them after it has released the lock.
+    /// Takes waiters and watchers that can be claimed, because the channel is closed, and stores
+    /// their sleepers in `taken`. Returns their number: if it is less than the length of `taken`,
+    /// the queue is empty. The caller wakes them after it has released the lock.
     ///
     /// # Safety
     /// The lock is held.

@@ -1,7 +1,7 @@
 //! The receiving end of a channel.
 //!
-//! A receive gives the channel room for a value in the caller's frame (`MaybeUninit`); the room holds a
-//! value only if the operation was made.
+//! A receive gives the channel room for a value in the caller's frame (`MaybeUninit`); the room
+//! holds a value only if the operation was made.
 
 use super::buffer::TypedElem;
 use super::core::{ChanSide, Core, OpResult};
@@ -16,7 +16,8 @@ use std::mem::MaybeUninit;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
-/// The receiving end of a channel, created by [`bounded`](super::bounded), [`unbounded`](super::unbounded), [`nil`](super::nil) or [`never()`](super::never()).
+/// The receiving end of a channel, created by [`bounded`](super::bounded),
+/// [`unbounded`](super::unbounded), [`nil`](super::nil) or [`never()`](super::never()).
 ///
 /// All clones receive from the same channel. Each value is received by exactly one of them, so
 /// clones share work; they do not broadcast.
@@ -250,7 +251,8 @@ impl<T> Receiver<T> {
     /// Returns the number of values in the channel.
     ///
     /// With capacity 0 it is 0, unless an async receive was cancelled after a value was handed to
-    /// it ([`Receiver::recv_async`]). Other senders and receivers may change the number at any time.
+    /// it ([`Receiver::recv_async`]). Other senders and receivers may change the number at any
+    /// time.
     ///
     /// # Examples
     /// ```
@@ -268,14 +270,14 @@ impl<T> Receiver<T> {
         self.len() == 0
     }
 
-    /// Returns true if there is no room for another value. With capacity 0, and for [`never()`](super::never()),
-    /// this is always so.
+    /// Returns true if there is no room for another value. With capacity 0, and for
+    /// [`never()`](super::never()), this is always so.
     pub fn is_full(&self) -> bool {
         self.core().is_none_or(|core| core.buffer.len() >= core.buffer.cap())
     }
 
-    /// Returns how many values the channel has room for, or `None` if it is [`unbounded`](super::unbounded). For
-    /// [`never()`](super::never()) it is 0.
+    /// Returns how many values the channel has room for, or `None` if it is
+    /// [`unbounded`](super::unbounded). For [`never()`](super::never()) it is 0.
     ///
     /// # Examples
     /// ```
@@ -293,7 +295,8 @@ impl<T> Receiver<T> {
         self.core().map_or((0, 0), Core::waiters)
     }
 
-    /// Returns true if both receivers receive from the same channel, or if both are [`never()`](super::never()).
+    /// Returns true if both receivers receive from the same channel, or if both are
+    /// [`never()`](super::never()).
     ///
     /// # Examples
     /// ```

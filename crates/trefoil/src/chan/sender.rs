@@ -16,7 +16,8 @@ use std::mem::ManuallyDrop;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
-/// The sending end of a channel, created by [`bounded`](super::bounded), [`unbounded`](super::unbounded) or [`nil`](super::nil).
+/// The sending end of a channel, created by [`bounded`](super::bounded),
+/// [`unbounded`](super::unbounded) or [`nil`](super::nil).
 ///
 /// All clones send to the same channel. A sender may be shared by reference, or cloned and moved
 /// into other goroutines and threads.
@@ -62,8 +63,8 @@ impl<T> Sender<T> {
 
     /// Sends a value, and waits while the channel is full.
     ///
-    /// With capacity 0 it waits until a receiver takes the value. On an [`unbounded`](super::unbounded) channel it
-    /// never waits.
+    /// With capacity 0 it waits until a receiver takes the value. On an
+    /// [`unbounded`](super::unbounded) channel it never waits.
     ///
     /// # Errors
     /// Returns [`SendError`] with the value if the channel is closed, or is closed while the sender
@@ -248,7 +249,8 @@ impl<T> Sender<T> {
     /// Returns the number of values in the channel.
     ///
     /// With capacity 0 it is 0, unless an async receive was cancelled after a value was handed to
-    /// it ([`Receiver::recv_async`]). Other senders and receivers may change the number at any time.
+    /// it ([`Receiver::recv_async`]). Other senders and receivers may change the number at any
+    /// time.
     ///
     /// # Examples
     /// ```
@@ -266,8 +268,8 @@ impl<T> Sender<T> {
         self.len() == 0
     }
 
-    /// Returns true if there is no room for another value. With capacity 0, and for [`nil`](super::nil), this is
-    /// always so.
+    /// Returns true if there is no room for another value. With capacity 0, and for
+    /// [`nil`](super::nil), this is always so.
     ///
     /// # Examples
     /// ```
@@ -281,8 +283,8 @@ impl<T> Sender<T> {
         self.core().is_none_or(|core| core.buffer.len() >= core.buffer.cap())
     }
 
-    /// Returns how many values the channel has room for, or `None` if it is [`unbounded`](super::unbounded). For
-    /// [`nil`](super::nil) it is 0.
+    /// Returns how many values the channel has room for, or `None` if it is
+    /// [`unbounded`](super::unbounded). For [`nil`](super::nil) it is 0.
     ///
     /// # Examples
     /// ```
@@ -301,7 +303,8 @@ impl<T> Sender<T> {
         self.core().map_or((0, 0), Core::waiters)
     }
 
-    /// Returns true if both senders send to the same channel, or if both are of [`nil`](super::nil).
+    /// Returns true if both senders send to the same channel, or if both are of
+    /// [`nil`](super::nil).
     ///
     /// # Examples
     /// ```

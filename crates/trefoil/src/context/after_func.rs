@@ -1,15 +1,15 @@
 //! Functions that are called when a context is done.
 //!
-//! The function is in a [`FuncCell`], whose lock decides between its start and [`AfterFunc::stop`]; it
-//! is taken last.
+//! The function is in a [`FuncCell`], whose lock decides between its start and [`AfterFunc::stop`];
+//! it is taken last.
 //!
 //! Invariants:
-//! 1. A function of `after_func` is in the `funcs` of the node where it was registered. If that node
-//!    is freed before it is done, the function moves to the node above: the contexts above are all
-//!    that could still end this one. The exception is a node whose own deadline is still to come. A
-//!    new node takes its place, and its timer keeps it alive, because the deadline must call the
-//!    function although the program has dropped the context. A function that no node can start any
-//!    more is dropped.
+//! 1. A function of `after_func` is in the `funcs` of the node where it was registered. If that
+//!    node is freed before it is done, the function moves to the node above: the contexts above are
+//!    all that could still end this one. The exception is a node whose own deadline is still to
+//!    come. A new node takes its place, and its timer keeps it alive, because the deadline must
+//!    call the function although the program has dropped the context. A function that no node can
+//!    start any more is dropped.
 
 use super::node::CancelNode;
 use crate::goroutine::Builder;
@@ -18,7 +18,8 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Weak};
 
-/// A function that is called when a context is done, returned by [`Context::after_func`](super::Context::after_func).
+/// A function that is called when a context is done, returned by
+/// [`Context::after_func`](super::Context::after_func).
 ///
 /// # Drop
 /// Dropping it does not stop the function.
@@ -35,7 +36,8 @@ pub struct AfterFunc {
     cell: Arc<FuncCell>,
 }
 
-/// A function of [`Context::after_func`](super::Context::after_func), until it is started or stopped.
+/// A function of [`Context::after_func`](super::Context::after_func), until it is started or
+/// stopped.
 pub(super) struct FuncCell {
     created_at: &'static Location<'static>,
     state: Mutex<FuncState>,

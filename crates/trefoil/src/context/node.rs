@@ -1,14 +1,15 @@
 //! The tree of cancellation: a node for each context that can be cancelled.
 //!
-//! A node has weak references to its children, so a context without handles is freed, whether it was
-//! cancelled or not. A tree may be deeper than a stack allows for a recursion: it is cancelled by a
-//! list, and freed by a loop.
+//! A node has weak references to its children, so a context without handles is freed, whether it
+//! was cancelled or not. A tree may be deeper than a stack allows for a recursion: it is cancelled
+//! by a list, and freed by a loop.
 //!
 //! Invariants:
-//! 1. `NodeState::reason` is set once, before the node's channel is closed: a goroutine that sees the
-//!    close finds the error. A context is done when its channel is closed, and
-//!    [`Context::err`](super::Context::err) returns nothing earlier. A caller that finds `NodeState::reason` set closes the channel too
-//!    before it continues, because the caller that set it may not have closed the channel yet.
+//! 1. `NodeState::reason` is set once, before the node's channel is closed: a goroutine that sees
+//!    the close finds the error. A context is done when its channel is closed, and
+//!    [`Context::err`](super::Context::err) returns nothing earlier. A caller that finds
+//!    `NodeState::reason` set closes the channel too before it continues, because the caller that
+//!    set it may not have closed the channel yet.
 //! 2. A child is in its parent's `children`, or the parent was cancelled before the child could be
 //!    inserted (then the child is created cancelled), or the child itself is cancelled or freed.
 //! 3. The lock of a node is not held while the lock of another is taken, or a channel is closed.

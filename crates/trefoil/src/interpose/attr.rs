@@ -27,15 +27,16 @@ interpose! {
     }
 }
 
-/// A stack size that glibc accepts on every CPU, and that no other field of an attribute object has.
+/// A stack size that glibc accepts on every CPU, and that no other field of an attribute object
+/// has.
 const ACCEPTED_BYTES: usize = (1 << 20) + 0x12c0;
 
-/// Initialises `attr` with the bounds of a stack. As with `pthread_getattr_np`, the caller must destroy
-/// it. Returns an error number.
+/// Initialises `attr` with the bounds of a stack. As with `pthread_getattr_np`, the caller must
+/// destroy it. Returns an error number.
 ///
-/// glibc refuses to describe a stack below its `PTHREAD_STACK_MIN`: 16 KiB on x86_64, but 128 KiB on
-/// aarch64, where a goroutine may have less. Then `attr` gets a size that glibc accepts, and the only
-/// word with that value is replaced.
+/// glibc refuses to describe a stack below its `PTHREAD_STACK_MIN`: 16 KiB on x86_64, but 128 KiB
+/// on aarch64, where a goroutine may have less. Then `attr` gets a size that glibc accepts, and the
+/// only word with that value is replaced.
 ///
 /// # Safety
 /// `attr` is writable.

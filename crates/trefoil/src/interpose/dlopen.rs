@@ -1,7 +1,7 @@
 //! `dlopen`: a new library may have initial-exec TLS, which lies in every thread's static block.
 //! glibc writes the library's TLS image into the blocks of the threads it knows; `mem::tls` does
-//! the same for goroutines. By default goroutines have no room for such libraries, and glibc refuses
-//! them (`mem::tls`); then one line on stderr says what to do.
+//! the same for goroutines. By default goroutines have no room for such libraries, and glibc
+//! refuses them (`mem::tls`); then one line on stderr says what to do.
 //!
 //! Before the runtime starts a call is a *jump* to the real function: glibc takes the caller's
 //! namespace and RUNPATH from the return address. Afterwards that is our address, so a library that

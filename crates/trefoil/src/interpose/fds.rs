@@ -163,7 +163,8 @@ impl FdEntry {
     #[cold]
     fn kind_slow(&self, fd: RawFd) -> FileKind {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: the kernel fills the structure, which has the kernel's layout on the 64-bit targets.
+        // SAFETY: the kernel fills the structure, which has the kernel's layout on the 64-bit
+        // targets.
         let rc = unsafe { syscall(libc::SYS_fstat, [fd as usize, stat.as_mut_ptr() as usize]) };
         if rc != 0 {
             // The real call will return the error.

@@ -12,8 +12,8 @@
 //! std's locks are not fair: a thread that unlocks may lock again before the waiter that it woke
 //! has run. Threads run on different CPUs, which gives each of them a chance; goroutines on one P
 //! do not. So a goroutine that waits again at the same word after [`FAIRNESS_INTERVAL`] waits in a
-//! row there is *starved*: its waker yields to it. And a thread that sleeps in the kernel would never be
-//! woken while every wake finds a goroutine: while there are such threads, every
+//! row there is *starved*: its waker yields to it. And a thread that sleeps in the kernel would
+//! never be woken while every wake finds a goroutine: while there are such threads, every
 //! [`FAIRNESS_INTERVAL`]th wake wakes one of them first.
 //!
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (The thread

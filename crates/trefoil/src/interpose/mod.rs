@@ -100,8 +100,8 @@ pub(crate) fn wake_for_outputs(here: Option<Rt>) {
 }
 
 /// While one exists, each wake of a lock of std or of C code enters the runtime, as if a goroutine
-/// slept: in a simulation it is a call at which the goroutine may be preempted. Whether goroutines of
-/// other runtimes sleep must not decide that.
+/// slept: in a simulation it is a call at which the goroutine may be preempted. Whether goroutines
+/// of other runtimes sleep must not decide that.
 pub(crate) struct EnterAtWakes(());
 
 impl EnterAtWakes {

@@ -15,8 +15,8 @@
 //! other code, or that have none.
 //!
 //! Not defined by the macro: `dlopen`, `dlmopen` and `syscall` jump to the real function with their
-//! caller's frame, so they are assembler; `malloc`, the clocks and `pthread_create` are weak symbols,
-//! which only assembler can define (`weak_symbols!`).
+//! caller's frame, so they are assembler; `malloc`, the clocks and `pthread_create` are weak
+//! symbols, which only assembler can define (`weak_symbols!`).
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -132,9 +132,9 @@ macro_rules! interpose {
     };
 }
 
-/// Defines weak symbols with libc's names, which jump to the functions of the same names where it is
-/// used: a program may define such a function itself. Rust has no stable attribute for weak symbols,
-/// hence assembler instead of `interpose!`.
+/// Defines weak symbols with libc's names, which jump to the functions of the same names where it
+/// is used: a program may define such a function itself. Rust has no stable attribute for weak
+/// symbols, hence assembler instead of `interpose!`.
 #[cfg(feature = "std")]
 macro_rules! weak_symbols {
     ($($name:ident)+) => {

@@ -1,10 +1,10 @@
-//! `pthread_create` that starts a goroutine instead of an OS thread: in simulations, and for tokio's
-//! worker threads (`tokio.rs`).
+//! `pthread_create` that starts a goroutine instead of an OS thread: in simulations, and for
+//! tokio's worker threads (`tokio.rs`).
 //!
 //! In a simulation every thread is a goroutine, so the clock and the schedule are the test's there,
-//! too. Elsewhere only a thread that was announced becomes one: [`announce_thread`] marks the calling
-//! goroutine, and the goroutine's next `pthread_create` takes the mark. Every other call, and every
-//! call on a plain thread, is libc's. `std::thread` needs no changes: it sees a thread.
+//! too. Elsewhere only a thread that was announced becomes one: [`announce_thread`] marks the
+//! calling goroutine, and the goroutine's next `pthread_create` takes the mark. Every other call,
+//! and every call on a plain thread, is libc's. `std::thread` needs no changes: it sees a thread.
 //!
 //! | function | on such a thread |
 //! |---|---|
@@ -33,8 +33,8 @@
 //! 2. A linked `Thread` is alive: its goroutine owns it, and unlinks it before it drops it.
 //! 3. Nothing is allocated or freed under the lock (`sys/lock.rs`, rule 2).
 //!
-//! Rejected: every `pthread_create` on tokio's goroutines starts a goroutine. A library that tokio's
-//! tasks call may need the identity of an OS thread (affinity, a signal mask, `gettid`).
+//! Rejected: every `pthread_create` on tokio's goroutines starts a goroutine. A library that
+//! tokio's tasks call may need the identity of an OS thread (affinity, a signal mask, `gettid`).
 
 #[cfg(feature = "tokio")]
 pub(super) mod driver_watch;
@@ -62,8 +62,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The stack of a thread that is created without attributes: std's default.
 const DEFAULT_STACK_BYTES: usize = 2 << 20;
-/// A guard and thread-local storage take about so much of a goroutine's memory, whose size is a power
-/// of two. They count only beside a stack that is so small: a larger one would take twice the memory.
+/// A guard and thread-local storage take about so much of a goroutine's memory, whose size is a
+/// power of two. They count only beside a stack that is so small: a larger one would take twice the
+/// memory.
 const SLOT_OVERHEAD_BYTES: usize = 32 << 10;
 const SMALL_STACK_BYTES: usize = 256 << 10;
 /// The bytes of a thread's name, with the zero at its end.
@@ -202,8 +203,8 @@ fn with_thread<T>(
     id: pthread_t,
     f: impl FnOnce(&mut ThreadList, &'static Thread) -> T,
 ) -> Option<T> {
-    // An id outside every stack slot is an OS thread's. This check avoids a search of the list, which
-    // is long if simulations have left threads.
+    // An id outside every stack slot is an OS thread's. This check avoids a search of the list,
+    // which is long if simulations have left threads.
     if LINKED.load(Ordering::Relaxed) != 0 && crate::mem::slot_at(id as usize).is_none() {
         return None;
     }
@@ -406,8 +407,8 @@ fn claim(id: pthread_t, claim: Claim) -> Option<Result<Claimed, c_int>> {
     }))
 }
 
-/// POSIX's function. A weak symbol: an allocator that is linked to the program may define it, too, as
-/// rpmalloc does. Then threads are OS threads also in simulations.
+/// POSIX's function. A weak symbol: an allocator that is linked to the program may define it, too,
+/// as rpmalloc does. Then threads are OS threads also in simulations.
 unsafe extern "C" fn pthread_create(
     thread: *mut pthread_t,
     attr: *const pthread_attr_t,

@@ -1,5 +1,5 @@
-//! Size classes of stack slots: powers of two from 64 KiB to 1 GiB, and how many slots of a class make
-//! a chunk.
+//! Size classes of stack slots: powers of two from 64 KiB to 1 GiB, and how many slots of a class
+//! make a chunk.
 
 use std::io;
 

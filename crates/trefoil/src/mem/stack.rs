@@ -183,16 +183,16 @@ impl StackConfig {
     }
 }
 
-/// Returns the size class for a requested size. It includes guard and TLS block, except the parts of
-/// a large guard and of a large TLS block that [`class_with`] adds.
+/// Returns the size class for a requested size. It includes guard and TLS block, except the parts
+/// of a large guard and of a large TLS block that [`class_with`] adds.
 pub(super) fn class_of(bytes: usize) -> io::Result<SizeClass> {
     let asked = SizeClass::of(bytes)?;
     Ok(class_with(asked, bytes, arena::guard_bytes(), tls::init()?.bytes()))
 }
 
-/// Returns the size class for a requested size, of which the class is `asked`. What the guard and the
-/// TLS block take beyond [`arena::GUARD_BYTES`] and [`ORDINARY_BLOCK_BYTES`] is added to it; to the
-/// smallest class if less was asked for, because that is what a small stack gets elsewhere.
+/// Returns the size class for a requested size, of which the class is `asked`. What the guard and
+/// the TLS block take beyond [`arena::GUARD_BYTES`] and [`ORDINARY_BLOCK_BYTES`] is added to it; to
+/// the smallest class if less was asked for, because that is what a small stack gets elsewhere.
 fn class_with(asked: SizeClass, bytes: usize, guard_bytes: usize, block_bytes: usize) -> SizeClass {
     let beyond = guard_bytes.saturating_sub(arena::GUARD_BYTES)
         + block_bytes.saturating_sub(ORDINARY_BLOCK_BYTES);

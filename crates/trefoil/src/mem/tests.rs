@@ -104,8 +104,8 @@ fn default_class_stats() -> arena::ClassStats {
     arena::class_stats(stack::class_of(256 * KIB).unwrap())
 }
 
-/// Returns the size of a slot for a requested size: the next power of two, and more if a page of the
-/// kernel is larger than the ordinary guard.
+/// Returns the size of a slot for a requested size: the next power of two, and more if a page of
+/// the kernel is larger than the ordinary guard.
 fn slot_bytes(asked: usize) -> usize {
     let guard_beyond = arena::guard_bytes() - arena::GUARD_BYTES;
     (asked.max(64 * KIB) + guard_beyond).next_power_of_two().min(GIB)

@@ -5,12 +5,12 @@
 //! between an attempt and `clear_ready` is not lost.
 //!
 //! An epoll instance has at most one registration per descriptor, and other code may have one: a
-//! second `AsyncFd` of the same descriptor, a socket of this crate, or an interposed `poll`. So each
-//! `AsyncFd` registers a duplicate of its own, which refers to the same open file.
+//! second `AsyncFd` of the same descriptor, a socket of this crate, or an interposed `poll`. So
+//! each `AsyncFd` registers a duplicate of its own, which refers to the same open file.
 //!
 //! Rejected: one [`Pollable`] per descriptor number for all of them. The number may be closed and
-//! given to another file while an `AsyncFd` exists; and an interposed `poll` registers the number for
-//! the directions that it waits for, and no longer than it waits.
+//! given to another file while an `AsyncFd` exists; and an interposed `poll` registers the number
+//! for the directions that it waits for, and no longer than it waits.
 
 use crate::runtime::{current_sched, task_waiter};
 use crate::sched::netpoll::pollable::{Direction, Pollable};
@@ -41,8 +41,8 @@ use std::task::{Context, Poll};
 ///
 /// # Drop
 /// Dropping it drops the inner object, which usually closes the descriptor. An `AsyncFd` has a
-/// duplicate of the descriptor, so the file stays open as long as the `AsyncFd` exists, also if other
-/// code closes the descriptor before.
+/// duplicate of the descriptor, so the file stays open as long as the `AsyncFd` exists, also if
+/// other code closes the descriptor before.
 ///
 /// # Examples
 /// ```
@@ -194,8 +194,8 @@ impl<T: AsRawFd> AsyncFd<T> {
         match word_of_waker(waker) {
             Some(word) => self.poll_ready(direction, || (TaskPlace::Slot, word)),
             None => {
-                // Locked until the word is in the slot: another task that comes in between makes the
-                // word invalid.
+                // Locked until the word is in the slot: another task that comes in between makes
+                // the word invalid.
                 let mut waiter = self.waiters[direction as usize].lock();
                 self.poll_ready(direction, || (TaskPlace::Slot, waiter.set(waker)))
             }

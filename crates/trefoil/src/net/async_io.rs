@@ -11,12 +11,12 @@
 //! a closed connection.
 //!
 //! # The timeout of a poll trait's call
-//! A call of a poll trait is a sequence of polls, from the first that is `Pending` to the next that is
-//! ready. Its task may give the call up without notice, and the timeout of that call must not fail
-//! the next one. The call was given up if another task polls, because only the task that polled last
-//! is woken. It was also given up if its task was woken at the end of the timeout, and does not poll
-//! within [`RETURN_NANOS`]. But if a task gives up a call and polls again before the timeout has
-//! ended, nothing tells these polls from those of one call: then the timeout continues.
+//! A call of a poll trait is a sequence of polls, from the first that is `Pending` to the next that
+//! is ready. Its task may give the call up without notice, and the timeout of that call must not
+//! fail the next one. The call was given up if another task polls, because only the task that
+//! polled last is woken. It was also given up if its task was woken at the end of the timeout, and
+//! does not poll within [`RETURN_NANOS`]. But if a task gives up a call and polls again before the
+//! timeout has ended, nothing tells these polls from those of one call: then the timeout continues.
 
 use super::fd::Fd;
 use crate::runtime::{current_sched, task_waiter};
@@ -168,8 +168,8 @@ impl Fd {
                     register(word)
                 }
                 _ => {
-                    // Locked until the word is in the slot: another task that comes in between makes
-                    // the word invalid.
+                    // Locked until the word is in the slot: another task that comes in between
+                    // makes the word invalid.
                     let mut pending = self.slot_extras(direction).lock();
                     pending.forget_abandoned_call(context.waker());
                     match pending.prepare(self, direction, deadline, context) {

@@ -665,8 +665,8 @@ pub(super) use halves;
 macro_rules! readiness {
     ($name:ident) => {
         impl $name {
-            /// Waits until a read would not block: there is data, a connection to accept, end-of-file
-            /// or an error. For async code.
+            /// Waits until a read would not block: there is data, a connection to accept,
+            /// end-of-file or an error. For async code.
             ///
             /// Several tasks may wait, and all of them are woken: the read of a task may find that
             /// another one was faster.
@@ -760,14 +760,14 @@ macro_rules! async_streams {
                     .await
             }
 
-            /// Writes data, and returns how many bytes the kernel has taken. It is `write` for async
-            /// code.
+            /// Writes data, and returns how many bytes the kernel has taken. It is `write` for
+            /// async code.
             ///
             /// # Errors
             /// Those of `write`: [`TimedOut`](io::ErrorKind::TimedOut) after the write deadline or
             /// timeout, [`NotConnected`](io::ErrorKind::NotConnected) after `close`, the error of a
-            /// done context (`cancel_on`), [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the direction
-            /// has ended, and [`ConnectionReset`](io::ErrorKind::ConnectionReset).
+            /// done context (`cancel_on`), [`BrokenPipe`](io::ErrorKind::BrokenPipe) if the
+            /// direction has ended, and [`ConnectionReset`](io::ErrorKind::ConnectionReset).
             ///
             /// # Cancel
             /// If the future is dropped before it is ready, no data was written.

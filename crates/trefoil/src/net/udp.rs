@@ -491,7 +491,8 @@ impl UdpSocket {
         self.receive_from_async(buf, RecvFlags::empty()).await
     }
 
-    /// As [`recv_from_async`](UdpSocket::recv_from_async), and leaves the datagram for the next call.
+    /// As [`recv_from_async`](UdpSocket::recv_from_async), and leaves the datagram for the next
+    /// call.
     ///
     /// # Errors
     /// As [`peek_from`](UdpSocket::peek_from).

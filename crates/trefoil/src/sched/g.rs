@@ -283,8 +283,8 @@ impl G {
         unsafe { self.scope.as_ptr().read_volatile() }
     }
 
-    /// Returns how many bytes of its stack were in use at the last suspension. Its thread pointer is
-    /// at the top of the stack.
+    /// Returns how many bytes of its stack were in use at the last suspension. Its thread pointer
+    /// is at the top of the stack.
     pub(crate) fn stack_depth_hint(&self) -> usize {
         // SAFETY: as in `sp_hint`.
         let top = unsafe { self.tp.as_ptr().read_volatile() as usize };

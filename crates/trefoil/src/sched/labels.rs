@@ -261,9 +261,9 @@ fn read_stable<T>(
     None
 }
 
-/// As [`read_stable`], in a signal handler on the thread of the word's owner. Does not read the word
-/// again: only if the owner has just ended can the node have another user, and then the sample has
-/// that user's labels.
+/// As [`read_stable`], in a signal handler on the thread of the word's owner. Does not read the
+/// word again: only if the owner has just ended can the node have another user, and then the sample
+/// has that user's labels.
 fn read_in_handler<T>(
     word: &AtomicPtr<T>,
     node_of: impl Fn(*mut T) -> *mut LabelNode,

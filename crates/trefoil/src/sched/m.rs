@@ -29,13 +29,13 @@
 //! barrier instead (`monitor/handoff.rs`).
 //!
 //! Invariants:
-//! 1. Every context of the thread finds its M through `arch` (the GS base on x86_64, a word of the TLS
-//!    block on aarch64). M's first word is its own address, and `in_runtime` follows it.
+//! 1. Every context of the thread finds its M through `arch` (the GS base on x86_64, a word of the
+//!    TLS block on aarch64). M's first word is its own address, and `in_runtime` follows it.
 //! 2. The memory of an M is never freed, only reused (`M::new`): on x86_64, threads that user code
 //!    starts on a goroutine inherit the GS base.
 //! 3. A `Cell` in M is touched by the M's own thread only, except: `handed`, `listed`, `idle_link`,
-//!    `idle_since` and `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are set by the
-//!    thread that hands the M a P, before the M can see that P.
+//!    `idle_since` and `without_p` are guarded by the scheduler's lock; `spinning` and `chosen` are
+//!    set by the thread that hands the M a P, before the M can see that P.
 //! 4. `in_runtime` is 1 on the thread's own context, and on a goroutine between [`Rt::enter`] and
 //!    [`Rt::leave`]. While it is 1 the goroutine is not preempted and does not move, so its M and P
 //!    stay the same.
@@ -506,8 +506,8 @@ impl Rt {
         self.p().is_empty() && !self.sched().has_global()
     }
 
-    /// Returns whether a request to the P is pending (`p::flag`). The flags that a simulated P always
-    /// has are none.
+    /// Returns whether a request to the P is pending (`p::flag`). The flags that a simulated P
+    /// always has are none.
     #[inline]
     pub(crate) fn has_request(self) -> bool {
         let flags = self.p().flags.load(Ordering::Relaxed);
@@ -529,8 +529,8 @@ impl Rt {
     }
 }
 
-/// Proof that a goroutine is inside the runtime, on an M whose P may have been retaken. It cannot be
-/// preempted, and its M stays the same.
+/// Proof that a goroutine is inside the runtime, on an M whose P may have been retaken. It cannot
+/// be preempted, and its M stays the same.
 #[derive(Clone, Copy)]
 pub(crate) struct EnteredRuntime(&'static M, NotSend);
 

@@ -159,8 +159,8 @@ pub(crate) struct Hooks {
     /// Calls the function while this thread holds std's lock of standard output (0) or of standard
     /// error (1).
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),
-    /// Wakes who waits for std's outputs, inside the runtime. Called for a goroutine that is stopped
-    /// for ever, and may have unlocked an output without waking the next one.
+    /// Wakes who waits for std's outputs, inside the runtime. Called for a goroutine that is
+    /// stopped for ever, and may have unlocked an output without waking the next one.
     pub(crate) wake_for_outputs: fn(Option<Rt>),
 }
 
@@ -274,7 +274,8 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
 impl Sched {
     /// Starts a scheduler with `procs` Ps and its first threads.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
-        // In a library that was loaded at run time it has no fixed distance: prefetches are harmless.
+        // In a library that was loaded at run time it has no fixed distance: prefetches are
+        // harmless.
         let current = CURRENT.with(|current| std::ptr::from_ref(current).addr());
         let below_tp = arch::thread_pointer().addr().wrapping_sub(current);
         CURRENT_BELOW_TP.store(below_tp, Ordering::Relaxed);

@@ -5,10 +5,11 @@
 //! to run: a goroutine is switched to, a task needs a carrier (`task/carrier.rs`).
 //!
 //! Invariants:
-//! 1. A RunHead is the first field of a G or of a `Task`, as its `kind` says. Neither is ever freed.
+//! 1. A RunHead is the first field of a G or of a `Task`, as its `kind` says. Neither is ever
+//!    freed.
 //! 2. A Runnable has the provenance of the whole G or `Task`.
-//! 3. The queue or list that contains a Runnable owns `link`, `woken` and `stopwatch`; outside of queues, its
-//!    owner by `goroutine/state.rs` or `task/state.rs` does.
+//! 3. The queue or list that contains a Runnable owns `link`, `woken` and `stopwatch`; outside of
+//!    queues, its owner by `goroutine/state.rs` or `task/state.rs` does.
 
 use crate::sched::g::G;
 use crate::sched::task::Task;

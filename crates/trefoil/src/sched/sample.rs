@@ -3,9 +3,9 @@
 //! A sample is taken where nothing may be allocated and no lock may be taken: in a signal handler
 //! (CPU time), or inside the runtime (waits). So it is not unwound there. It contains the registers
 //! and **the bytes of the stack**, and `observe/profile/` unwinds them later, on a thread of its
-//! own. A handler copies 1 to 3 KiB from an ordinary goroutine, in less than a microsecond. It calls
-//! no code of others, so it does not matter what it has interrupted: malloc, the loader in the middle
-//! of a `dlopen`, the runtime, the vdso.
+//! own. A handler copies 1 to 3 KiB from an ordinary goroutine, in less than a microsecond. It
+//! calls no code of others, so it does not matter what it has interrupted: malloc, the loader in
+//! the middle of a `dlopen`, the runtime, the vdso.
 //!
 //! | kind | taken | value |
 //! |---|---|---|
@@ -14,19 +14,21 @@
 //! | `Unlock` | by a goroutine that wakes one which waits for a lock | nanoseconds that that one waited |
 //!
 //! # The ring
-//! One ring of words for the process. A writer reserves room by a compare-and-swap on `head`, writes
-//! its words, and then the first one, which is not zero: the sample is complete. The reader takes
-//! complete samples in order, writes zeros over them, and moves `tail`. If there is no room, the
-//! sample is lost, and counted. The memory stays mapped for ever: a late signal may still write.
+//! One ring of words for the process. A writer reserves room by a compare-and-swap on `head`,
+//! writes its words, and then the first one, which is not zero: the sample is complete. The reader
+//! takes complete samples in order, writes zeros over them, and moves `tail`. If there is no room,
+//! the sample is lost, and counted. The memory stays mapped for ever: a late signal may still
+//! write.
 //!
 //! # CPU timers
 //! Each M has a timer while a CPU profile runs (`timer_create` with `SIGEV_THREAD_ID`): a timer of
 //! the process would interrupt any thread that happens to run. [`attach`] and [`detach`] give and
 //! take the timers of Ms that start and end meanwhile.
 //!
-//! Rejected: to unwind in the handler. framehop can do it without allocation, but its tables have to
-//! be replaced at a `dlopen`, those of a closed library must not be read any more, and an arithmetic
-//! error in a debug build would panic in the handler. Frame pointers: rustc omits them by default.
+//! Rejected: to unwind in the handler. framehop can do it without allocation, but its tables have
+//! to be replaced at a `dlopen`, those of a closed library must not be read any more, and an
+//! arithmetic error in a debug build would panic in the handler. Frame pointers: rustc omits them
+//! by default.
 
 use crate::arch::{self, Registers};
 use crate::mem;
@@ -342,8 +344,8 @@ impl Drop for Writer {
 
 // CPU time.
 
-/// What an M has for CPU profiles. Guarded by [`TIMERS`], except `own_stack` and `own_context_from`,
-/// which belong to its thread.
+/// What an M has for CPU profiles. Guarded by [`TIMERS`], except `own_stack` and
+/// `own_context_from`, which belong to its thread.
 pub(crate) struct MSample {
     /// The next M in the list of [`TIMERS`].
     next: Cell<Option<&'static M>>,
@@ -594,8 +596,8 @@ fn labels_of(g: Option<&'static G>) -> Option<LabelRef> {
     }
 }
 
-/// What an M's own stack has at least, below where it was measured. glibc takes some of it at the upper
-/// end for itself.
+/// What an M's own stack has at least, below where it was measured. glibc takes some of it at the
+/// upper end for itself.
 const OWN_STACK_BYTES: usize = crate::sched::m::THREAD_STACK_BYTES - (16 << 10);
 
 /// Returns the parts of the stack from `sp` on, and whether they are cut. There are none if `sp` is
@@ -636,8 +638,8 @@ fn goroutine_stack(g: Option<&'static G>, sp: usize) -> Option<(usize, usize)> {
 static WAIT_RATE: AtomicU64 = AtomicU64::new(0);
 /// The same for waits for locks, whose samples are taken by the goroutine that unlocks.
 static UNLOCK_RATE: AtomicU64 = AtomicU64::new(0);
-/// Whether one of the two is not zero. A goroutine reads it when it parks, so it has a cache line to
-/// itself.
+/// Whether one of the two is not zero. A goroutine reads it when it parks, so it has a cache line
+/// to itself.
 static WAITS_ON: WaitsOn = WaitsOn(AtomicBool::new(false));
 
 #[repr(align(64))]
@@ -690,8 +692,8 @@ pub(crate) fn wakes(rt: Rt, woken: &G) {
     }
 }
 
-/// Returns whether a goroutine that waits for this reason waits for the owner of a lock. A futex may
-/// be another thing than a lock: a condition variable, or a thread's parking place.
+/// Returns whether a goroutine that waits for this reason waits for the owner of a lock. A futex
+/// may be another thing than a lock: a condition variable, or a thread's parking place.
 fn is_lock(reason: WaitReason) -> bool {
     use WaitReason::*;
     matches!(

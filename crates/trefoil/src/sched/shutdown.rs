@@ -26,8 +26,8 @@
 //! # Protocol
 //! 1. The runtime's handle is dropped: [`Sched::shut_down`]. If there are no goroutines or
 //!    tasks, it continues with step 5 at once.
-//! 2. Tasks are aborted, while everything else goes on ([`Sched::end_tasks`]): their destructors may
-//!    need goroutines.
+//! 2. Tasks are aborted, while everything else goes on ([`Sched::end_tasks`]): their destructors
+//!    may need goroutines.
 //! 3. Runtimes end one at a time ([`HeldOutputs::wait_for_turn`]).
 //! 4. **Quiesce** ([`Sched::quiesce`]): two threads lock std's outputs. Goroutines run as before,
 //!    and those that hold an output release it, also those that wait while they hold it.
@@ -363,9 +363,10 @@ impl Sched {
         outputs.release();
     }
 
-    /// Aborts all tasks. Waits until their futures are dropped and their carriers have ended, for as
-    /// long as their number falls; for [`NEW_TASKS_LIMIT_NANOS`] also while it changes otherwise,
-    /// because a task may spawn others until it is aborted. A task whose poll blocks is left.
+    /// Aborts all tasks. Waits until their futures are dropped and their carriers have ended, for
+    /// as long as their number falls; for [`NEW_TASKS_LIMIT_NANOS`] also while it changes
+    /// otherwise, because a task may spawn others until it is aborted. A task whose poll blocks is
+    /// left.
     fn end_tasks(&self) {
         self.close_tasks();
         let may_begin_until = now() + NEW_TASKS_LIMIT_NANOS;

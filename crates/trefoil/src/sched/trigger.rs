@@ -8,8 +8,8 @@
 //! | `Panic`: a goroutine panics | the panic hook |
 //!
 //! The thread that notices an incident stores it in the one place for its kind ([`Sched::notice`])
-//! and asks the helper thread for the rest, which allocates. Further incidents of that kind are dropped until
-//! the place is free again and the pause that a [`Watch`] asks for is over.
+//! and asks the helper thread for the rest, which allocates. Further incidents of that kind are
+//! dropped until the place is free again and the pause that a [`Watch`] asks for is over.
 //!
 //! Rejected: to read the clock for every goroutine that becomes runnable (a switch takes half as
 //! long again); to look for the times in the rings (millions of words per second).
@@ -68,8 +68,8 @@ pub(crate) struct Watch {
     pub(crate) left: AtomicU32,
     /// The end of the pause.
     pub(crate) quiet_until: AtomicU64,
-    /// Called with each incident, outside the runtime, on any thread. It must not block, nor may its
-    /// destructor: the helper thread may be the last to drop it.
+    /// Called with each incident, outside the runtime, on any thread. It must not block, nor may
+    /// its destructor: the helper thread may be the last to drop it.
     pub(crate) tell: Tell,
 }
 
@@ -285,9 +285,10 @@ impl Sched {
 
 /// Since which of sysmon's scans goroutines and tasks are runnable: by the lower bits of their ids.
 ///
-/// An entry is `id 48 | number of the last scan 16`, or 0. The spawner or waker of a goroutine writes
-/// its entry, and the M that runs it clears it. If two share an entry, the earlier one is not noticed. No clock
-/// is needed: what became runnable after a scan has been runnable since the next one, at least.
+/// An entry is `id 48 | number of the last scan 16`, or 0. The spawner or waker of a goroutine
+/// writes its entry, and the M that runs it clears it. If two share an entry, the earlier one is
+/// not noticed. No clock is needed: what became runnable after a scan has been runnable since the
+/// next one, at least.
 pub(crate) struct RunnableTable {
     entries: Box<[AtomicU64]>,
     /// The number of the last scan.
@@ -342,8 +343,8 @@ impl RunnableTable {
         }
     }
 
-    /// sysmon: returns the goroutine that has been runnable longest, if that is at least `limit`, and
-    /// clears the entries of all that have been runnable for so long: each is noticed once.
+    /// sysmon: returns the goroutine that has been runnable longest, if that is at least `limit`,
+    /// and clears the entries of all that have been runnable for so long: each is noticed once.
     fn scan(&self, now: Nanos, limit: Nanos) -> Option<Noticed> {
         let mut longest: Option<Noticed> = None;
         let scan = self.scan.load(Ordering::Relaxed);

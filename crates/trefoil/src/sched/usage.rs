@@ -6,9 +6,9 @@
 //! that wait there: in the long run each of them comes to the front, for its share of the time. So
 //! the fast paths do nothing for it.
 //!
-//! The memory is fixed: a table of [`SETS`] × [`WAYS`] entries. An id belongs to one set, and a new id
-//! replaces the one in its set with the least time. So those that matter stay, also after they have
-//! ended.
+//! The memory is fixed: a table of [`SETS`] × [`WAYS`] entries. An id belongs to one set, and a new
+//! id replaces the one in its set with the least time. So those that matter stay, also after they
+//! have ended.
 //!
 //! Only sysmon writes. A reader may find the sums of one sample apart.
 

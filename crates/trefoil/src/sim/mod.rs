@@ -2,9 +2,9 @@
 //!
 //! In a simulation the clock stands still while any goroutine can run, and jumps to the next timer
 //! when all of them wait. [`Instant`], [`SystemTime`](std::time::SystemTime),
-//! [`time`](crate::time), and the sleeps and timeouts of std, of C libraries and of other crates all
-//! use that clock. (Without the feature `std`, only `time` and the waits of this crate do.) So a test
-//! with sleeps takes no time and does not depend on the machine's load:
+//! [`time`](crate::time), and the sleeps and timeouts of std, of C libraries and of other crates
+//! all use that clock. (Without the feature `std`, only `time` and the waits of this crate do.) So
+//! a test with sleeps takes no time and does not depend on the machine's load:
 //!
 //! ```
 //! use std::time::{Duration, Instant};
@@ -72,10 +72,10 @@
 //!   of std makes no call. `lock`, `read`, `write` and the unlocks of [`sync`]'s `Mutex`
 //!   and `RwLock` are calls, also without contention.
 //! - Threads that were started outside, raw system calls, signals, timers of the kernel (`timerfd`,
-//!   `alarm`), the CPU's counter (`rdtsc`), CPU-time clocks, and addresses of memory: what depends on
-//!   them may differ from run to run. Random numbers in tasks may, too.
-//! - A goroutine that blocks its thread (in [`blocking`](crate::blocking()), in the join of a thread
-//!   from outside) stops the whole simulation until the call returns.
+//!   `alarm`), the CPU's counter (`rdtsc`), CPU-time clocks, and addresses of memory: what depends
+//!   on them may differ from run to run. Random numbers in tasks may, too.
+//! - A goroutine that blocks its thread (in [`blocking`](crate::blocking()), in the join of a
+//!   thread from outside) stops the whole simulation until the call returns.
 
 #[cfg(feature = "std")]
 mod net;
@@ -109,8 +109,8 @@ const MAX_STEPS: u64 = 1_000_000;
 const SHRINK_RUNS: u32 = 400;
 /// The default of [`Builder::max_shrink_time`].
 const MAX_SHRINK_TIME: Duration = Duration::from_secs(10);
-/// A run is repeated so often before two in a row must be alike: it may change statics, such as a table
-/// that grows with the number of goroutines.
+/// A run is repeated so often before two in a row must be alike: it may change statics, such as a
+/// table that grows with the number of goroutines.
 const REPEATS: u32 = 3;
 /// A schedule that could not be shrunk is shown if it has at most so many deviations.
 const SHOWN_DEVIATIONS: usize = 1000;
@@ -186,8 +186,8 @@ where
     }
 }
 
-/// Waits until all other goroutines of the simulation wait for something that only another goroutine
-/// or a timer can bring. Go's `synctest.Wait`.
+/// Waits until all other goroutines of the simulation wait for something that only another
+/// goroutine or a timer can bring. Go's `synctest.Wait`.
 ///
 /// The time does not pass meanwhile.
 ///
@@ -282,7 +282,8 @@ pub struct Explored {
 ///
 /// ```
 /// let (tx, rx) = trefoil::chan::bounded::<()>(0);
-/// let failure = trefoil::sim::builder().explore(1, move || { let _ = (&tx, rx.recv()); }).unwrap_err();
+/// let program = move || drop((&tx, rx.recv()));
+/// let failure = trefoil::sim::builder().explore(1, program).unwrap_err();
 /// assert!(failure.to_string().contains("deadlock"));
 /// ```
 #[derive(Clone, Debug)]
@@ -503,8 +504,8 @@ impl Builder {
         self
     }
 
-    /// Sets the longest time that is spent on shrinking the schedule of a run that failed. Defaults to
-    /// ten seconds. This is real time, not simulated time.
+    /// Sets the longest time that is spent on shrinking the schedule of a run that failed. Defaults
+    /// to ten seconds. This is real time, not simulated time.
     ///
     /// ```
     /// use std::time::Duration;
@@ -620,12 +621,12 @@ impl Builder {
         Err(Box::new(Failure { kind, message, seed, shrunk, runs: explored.runs, is_repeatable }))
     }
 
-    /// Repeats the run of a seed that a [`Failure`] has reported, and prints nothing. `TREFOIL_SEED` is
-    /// not read.
+    /// Repeats the run of a seed that a [`Failure`] has reported, and prints nothing.
+    /// `TREFOIL_SEED` is not read.
     ///
-    /// As in [`Builder::explore`], an ordinary run comes first, which may initialise statics. If the run
-    /// does not make the decisions of the seed, up to three more follow: earlier runs may have changed
-    /// statics.
+    /// As in [`Builder::explore`], an ordinary run comes first, which may initialise statics. If
+    /// the run does not make the decisions of the seed, up to three more follow: earlier runs may
+    /// have changed statics.
     ///
     /// ```
     /// use trefoil::{chan, go, sim};
@@ -703,8 +704,8 @@ impl Builder {
         None
     }
 
-    /// Makes runs from number `next` on in one runtime, until one fails or leaves goroutines of hosts,
-    /// or the turn of this simulation is over. Returns the one that has failed.
+    /// Makes runs from number `next` on in one runtime, until one fails or leaves goroutines of
+    /// hosts, or the turn of this simulation is over. Returns the one that has failed.
     fn run_some<F>(
         &self,
         runs: u64,

@@ -56,8 +56,8 @@ fn here(what: &str) -> (&'static Simulation, Arc<Network>) {
 /// ```
 ///
 /// # Panics
-/// Panics outside a simulation, in one that [waits outside](super::Builder::wait_outside), and if there
-/// is a host with this name.
+/// Panics outside a simulation, in one that [waits outside](super::Builder::wait_outside), and if
+/// there is a host with this name.
 #[track_caller]
 pub fn host(name: &str, main: impl Fn() + Send + Sync + 'static) -> Host {
     let (_, network) = here("sim::host");
@@ -91,7 +91,8 @@ struct Shared {
     number: u16,
     network: Arc<Network>,
     main: Box<dyn Fn() + Send + Sync>,
-    /// A lock of the runtime: a goroutine that holds it is not preempted, so no crash leaves it locked.
+    /// A lock of the runtime: a goroutine that holds it is not preempted, so no crash leaves it
+    /// locked.
     life: Lock<Life>,
 }
 
@@ -161,10 +162,10 @@ impl Host {
 
     /// Cuts the power of the host. Does nothing if it is down.
     ///
-    /// Its goroutines never run again: they are not unwound, and what they own is leaked. Other hosts
-    /// notice nothing until they wait too long for an answer, or the host is up again and resets the
-    /// connections that it does not know. On its [`disk`] is what it had written durably, and perhaps
-    /// more.
+    /// Its goroutines never run again: they are not unwound, and what they own is leaked. Other
+    /// hosts notice nothing until they wait too long for an answer, or the host is up again and
+    /// resets the connections that it does not know. On its [`disk`] is what it had written
+    /// durably, and perhaps more.
     ///
     /// A goroutine may crash its own host; then this does not return.
     ///
@@ -327,8 +328,8 @@ impl Host {
     }
 }
 
-/// Returns the folder with the files of the caller's host. It is empty at first, and lives as long as
-/// the run.
+/// Returns the folder with the files of the caller's host. It is empty at first, and lives as long
+/// as the run.
 ///
 /// The files in it are real files. When the host [crashes](Host::crash), it keeps what was durable:
 /// `fsync` (`File::sync_all`) of a file makes its bytes durable, of a folder the names in it. Of
@@ -346,8 +347,8 @@ impl Host {
 /// ```
 ///
 /// # Panics
-/// Panics outside a simulation, in one that [waits outside](super::Builder::wait_outside), and if the
-/// folder cannot be made.
+/// Panics outside a simulation, in one that [waits outside](super::Builder::wait_outside), and if
+/// the folder cannot be made.
 #[track_caller]
 pub fn disk() -> PathBuf {
     let (_, network) = here("sim::disk");
@@ -400,8 +401,8 @@ impl fmt::Debug for Net {
 }
 
 impl Net {
-    /// Cuts the links between two hosts, in both directions. Streams send again what is lost, as TCP
-    /// does, and fail after 15 minutes; datagrams are lost.
+    /// Cuts the links between two hosts, in both directions. Streams send again what is lost, as
+    /// TCP does, and fail after 15 minutes; datagrams are lost.
     ///
     /// ```
     /// use std::io::{Read, Write};
@@ -590,8 +591,8 @@ impl Link {
         self.change(Change::Bandwidth(bytes_per_second));
     }
 
-    /// Sets the probability with which a datagram is lost, from 0 to 1. A segment of a stream is lost
-    /// with it, too, and sent again.
+    /// Sets the probability with which a datagram is lost, from 0 to 1. A segment of a stream is
+    /// lost with it, too, and sent again.
     ///
     /// ```
     /// use trefoil::sim;

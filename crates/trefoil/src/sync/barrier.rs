@@ -97,8 +97,8 @@ impl Barrier {
         BarrierFuture { barrier: self, node: TaskNode::new(0, task_waiter()) }
     }
 
-    /// Counts an arrival: wakes the others and returns true if it is the last, or else puts the node
-    /// into the list.
+    /// Counts an arrival: wakes the others and returns true if it is the last, or else puts the
+    /// node into the list.
     fn arrive(&self, node: &Node, rt: Option<Rt>) -> bool {
         let mut waiting = self.waiting.lock();
         let leader = waiting.len() as usize + 1 >= self.n;

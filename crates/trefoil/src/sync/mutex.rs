@@ -47,7 +47,8 @@ const NO_WORD: u32 = 0;
 ///
 /// Goroutines and plain threads may share a mutex, it works in a `static`, and it takes eight bytes
 /// in addition to the data: its state, and the goroutine that holds it, for
-/// [dumps](crate::debug::dump) and [`deadlocks`](crate::debug::deadlocks). A guard may be sent to another goroutine and dropped there.
+/// [dumps](crate::debug::dump) and [`deadlocks`](crate::debug::deadlocks). A guard may be sent to
+/// another goroutine and dropped there.
 ///
 /// The rules are those of Go's mutex. A caller may take a free mutex even if others wait, which is
 /// fast. When a waiter has waited for a millisecond, the mutex enters starvation mode and goes to
@@ -417,7 +418,8 @@ impl LockOp {
             // SAFETY: the caller's guarantee.
             unsafe { self.poll_slow(mutex, context, reason) }
         };
-        // The future of another executor may go on in another goroutine, so its holder stays unknown.
+        // The future of another executor may go on in another goroutine, so its holder stays
+        // unknown.
         if locked.is_ready() && waker::word_of_waker(context.waker()).is_some() {
             mutex.holder.set();
         }

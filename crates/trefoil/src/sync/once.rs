@@ -472,14 +472,14 @@ impl<T> OnceLock<T> {
     /// Returns the value. If there is none, awaits the future that `f` returns to make it:
     /// [`get_or_init`](OnceLock::get_or_init) in async code.
     ///
-    /// Only one initializer runs at a time, be it a closure or a future. A task that comes meanwhile
-    /// waits for it, and blocks no thread. The initializer must not use the same `OnceLock`: it
-    /// would wait for itself forever.
+    /// Only one initializer runs at a time, be it a closure or a future. A task that comes
+    /// meanwhile waits for it, and blocks no thread. The initializer must not use the same
+    /// `OnceLock`: it would wait for itself forever.
     ///
     /// # Cancel
-    /// Dropping the future loses nothing. If its initializer was running, the initializer is dropped
-    /// too, the `OnceLock` stays empty, and the next caller runs its own; so do those that wait. An
-    /// initializer that is neither polled nor dropped lets them wait.
+    /// Dropping the future loses nothing. If its initializer was running, the initializer is
+    /// dropped too, the `OnceLock` stays empty, and the next caller runs its own; so do those that
+    /// wait. An initializer that is neither polled nor dropped lets them wait.
     ///
     /// # Panics
     /// Panics if `f` or its future panics. The `OnceLock` stays empty.

@@ -115,8 +115,8 @@ impl OnceWord {
         }
     }
 
-    /// Announces a waiter (invariant 2). Returns false if there is nothing to wait for. A waiter that
-    /// was woken checks the state again: an initializer has ended, in whatever way.
+    /// Announces a waiter (invariant 2). Returns false if there is nothing to wait for. A waiter
+    /// that was woken checks the state again: an initializer has ended, in whatever way.
     #[must_use]
     pub(crate) fn queue_waiter(&self, wait_for: WaitFor) -> bool {
         let mut now = self.0.load(Ordering::Relaxed);

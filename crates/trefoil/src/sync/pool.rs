@@ -1,10 +1,10 @@
 //! `Pool`: objects for reuse, kept per P. Go's `sync.Pool`.
 //!
 //! A pool has as many *shards* as there are CPUs, with [`SHARD_SLOTS`] slots each. A slot is null
-//! or owns an object. A goroutine uses the shard of its P, a plain thread that of its CPU. The number
-//! of the shard is only a hint, so nothing here needs to hold the P: one exchange takes an object
-//! out of a slot, and one puts an object into an empty slot. If its own shard has none, the caller
-//! takes from the shared list, then from the slots of other shards.
+//! or owns an object. A goroutine uses the shard of its P, a plain thread that of its CPU. The
+//! number of the shard is only a hint, so nothing here needs to hold the P: one exchange takes an
+//! object out of a slot, and one puts an object into an empty slot. If its own shard has none, the
+//! caller takes from the shared list, then from the slots of other shards.
 //!
 //! # Emptying
 //! Go's garbage collector drops what was not used between two cycles. Here a thread, the *cleaner*,
@@ -14,9 +14,9 @@
 //!
 //! Invariants:
 //! 1. The caller whose exchange took a pointer out of a slot owns the object.
-//! 2. A pool with an object in it is in the list of the cleaner. A caller that puts an object into a
-//!    slot checks `is_listed` afterwards; the cleaner clears it before it checks the slots for the
-//!    last time. Both are SeqCst, so one of them sees the other.
+//! 2. A pool with an object in it is in the list of the cleaner. A caller that puts an object into
+//!    a slot checks `is_listed` afterwards; the cleaner clears it before it checks the slots for
+//!    the last time. Both are SeqCst, so one of them sees the other.
 
 use super::mutex::Mutex;
 use super::once::OnceLock;

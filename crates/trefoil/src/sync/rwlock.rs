@@ -11,9 +11,9 @@
 //!    (`sched/wait/holder.rs`). The queue of `writers` has the address itself.
 //! 3. Readers that come while a writer waits are served after it, and before the next writer:
 //!    neither side starves the other.
-//! 4. An upgradable reader holds `writers` and nothing else. That keeps writers and other upgradable
-//!    readers out (invariant 1), and readers do not notice it. To upgrade, it does what a writer
-//!    does after it has locked `writers`.
+//! 4. An upgradable reader holds `writers` and nothing else. That keeps writers and other
+//!    upgradable readers out (invariant 1), and readers do not notice it. To upgrade, it does what
+//!    a writer does after it has locked `writers`.
 //!
 //! Rejected: one queue for both sides, in order of arrival: readers would be admitted in many small
 //! groups.

@@ -310,8 +310,8 @@ impl Semaphore {
         }
     }
 
-    /// Takes the permits that the node wants and returns false, or puts it into the list and returns
-    /// true.
+    /// Takes the permits that the node wants and returns false, or puts it into the list and
+    /// returns true.
     fn enqueue(&self, node: &Node, here: Option<Rt>) -> bool {
         let mut list = self.list.lock();
         let mut freed = Batch::new();

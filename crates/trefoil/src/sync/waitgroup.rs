@@ -283,8 +283,8 @@ impl WaitCounter {
         inside(|rt| {
             let mut list = self.list.lock();
             if self.state.load(Ordering::Acquire) >= ONE {
-                // The waiters of this round have withdrawn, and the group was used again: these wait
-                // for a later round, whose own `done` wakes them.
+                // The waiters of this round have withdrawn, and the group was used again: these
+                // wait for a later round, whose own `done` wakes them.
                 return;
             }
             let all = list.take_all();

@@ -1,5 +1,5 @@
-//! Whether this process is a child of `fork`: it has one thread, and a thread that it does not have may
-//! hold any lock.
+//! Whether this process is a child of `fork`: it has one thread, and a thread that it does not have
+//! may hold any lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

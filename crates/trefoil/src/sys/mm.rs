@@ -37,8 +37,9 @@ use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 /// passed to the kernel is rounded to [`page`].
 pub(crate) const PAGE: usize = 4096;
 
-/// Returns the bytes in a page of this kernel: 4 KiB on x86_64; 4, 16 or 64 KiB on aarch64. The kernel
-/// rounds lengths up to it, so a span that begins or ends inside a page would hit its neighbours.
+/// Returns the bytes in a page of this kernel: 4 KiB on x86_64; 4, 16 or 64 KiB on aarch64. The
+/// kernel rounds lengths up to it, so a span that begins or ends inside a page would hit its
+/// neighbours.
 #[inline(always)]
 pub(crate) fn page() -> usize {
     if cfg!(target_arch = "x86_64") {
@@ -278,8 +279,8 @@ fn probe_slow() -> GuardKind {
     }
 }
 
-/// Returns whether the kernel cannot read the word at `address`. (qemu-user accepts every advice, and
-/// does nothing.)
+/// Returns whether the kernel cannot read the word at `address`. (qemu-user accepts every advice,
+/// and does nothing.)
 fn is_inaccessible(address: usize) -> bool {
     const EFAULT: isize = -(libc::EFAULT as isize);
     let how = libc::SIG_BLOCK as usize;

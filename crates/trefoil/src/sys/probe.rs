@@ -68,8 +68,8 @@ impl ThreadProbe {
         ThreadProbe { tid: 0, file: None, cpu: 0, since: 0, call: None }
     }
 
-    /// Returns the number of the system call in which the last check that said [`ThreadState::Blocked`] found the
-    /// thread, if that is known.
+    /// Returns the number of the system call in which the last check that said
+    /// [`ThreadState::Blocked`] found the thread, if that is known.
     pub(crate) fn blocking_call(&self) -> Option<u32> {
         self.call
     }

@@ -2,8 +2,8 @@
 
 pub(crate) use crate::arch::syscall;
 
-/// Makes the system call `ppoll` with a timeout in milliseconds; `usize::MAX` waits without a limit.
-/// (Not every CPU has `poll`.) Returns the kernel's result.
+/// Makes the system call `ppoll` with a timeout in milliseconds; `usize::MAX` waits without a
+/// limit. (Not every CPU has `poll`.) Returns the kernel's result.
 ///
 /// # Safety
 /// `list` has `count` entries.

@@ -13,8 +13,8 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// A set of tasks with the same type of output. [`join_next`](JoinSet::join_next) returns the outputs
-/// in the order in which the tasks end.
+/// A set of tasks with the same type of output. [`join_next`](JoinSet::join_next) returns the
+/// outputs in the order in which the tasks end.
 ///
 /// ```
 /// use trefoil::task::JoinSet;

@@ -28,9 +28,9 @@ thread_local! {
 
 /// Tasks whose futures are not `Send`. They run on the goroutine that polls the set, one at a time.
 ///
-/// The goroutine may move from thread to thread: its thread-locals move with it, so neither `Rc` nor
-/// a thread-local notices. Unlike in other tasks, a poll that blocks here blocks the other tasks of
-/// the set; start a set per goroutine to use several processors.
+/// The goroutine may move from thread to thread: its thread-locals move with it, so neither `Rc`
+/// nor a thread-local notices. Unlike in other tasks, a poll that blocks here blocks the other
+/// tasks of the set; start a set per goroutine to use several processors.
 ///
 /// ```
 /// use std::rc::Rc;

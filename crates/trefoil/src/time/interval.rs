@@ -110,8 +110,9 @@ fn later(t: Instant, d: Duration) -> Instant {
 
 /// Ticks at fixed times, for async code. [`interval`] and [`interval_at`] create it.
 ///
-/// It is the [`Ticker`](super::Ticker) of tasks. Nothing runs between two ticks: a tick that no task
-/// awaits is delivered when one awaits it, and [`MissedTickBehavior`] says when the next one comes.
+/// It is the [`Ticker`](super::Ticker) of tasks. Nothing runs between two ticks: a tick that no
+/// task awaits is delivered when one awaits it, and [`MissedTickBehavior`] says when the next one
+/// comes.
 ///
 /// With the feature `futures` it is a `futures_core::Stream`, whose items are the times of the
 /// ticks.

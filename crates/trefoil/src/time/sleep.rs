@@ -77,8 +77,8 @@ pub fn sleep_until_async(deadline: Instant) -> Sleep {
 
 /// A future that is ready at its deadline. [`sleep_async`] and [`sleep_until_async`] create it.
 ///
-/// After it was ready it stays ready, until [`reset`](Self::reset) gives it a later deadline. A loop
-/// that sleeps often may reset one `Sleep` instead of creating another.
+/// After it was ready it stays ready, until [`reset`](Self::reset) gives it a later deadline. A
+/// loop that sleeps often may reset one `Sleep` instead of creating another.
 ///
 /// # Drop
 /// Dropping it ends the sleep.

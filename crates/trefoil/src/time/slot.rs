@@ -10,9 +10,9 @@
 //! 1. A timer does its job under the slot's lock, after it has compared its time with the clock. So
 //!    when `stop` or `set` has returned, the old setting has done its job or never will.
 //! 2. A goroutine that holds the lock is inside the runtime, and does not allocate or free.
-//! 3. A slot belongs to a `Timer` or `Ticker`; or, after `detach` and for `after` and `tick`, to its
-//!    *setting*. Then the pool takes the slot back when it has fired for the last time: once, or
-//!    for `tick` when it finds that all receivers are dropped.
+//! 3. A slot belongs to a `Timer` or `Ticker`; or, after `detach` and for `after` and `tick`, to
+//!    its *setting*. Then the pool takes the slot back when it has fired for the last time: once,
+//!    or for `tick` when it finds that all receivers are dropped.
 //! 4. If the timer is set, the entry numbered `number` is in a heap, for that time or an earlier
 //!    one, or an M has taken it out and is about to call `fire`. `queued` is the runtime of that
 //!    heap and the time of the entry; None means that there is no such entry.
@@ -100,9 +100,9 @@ impl Reusable for TimerSlot {
     }
 }
 
-/// Calls `f` inside the runtime (invariant 2), with the runtime for a timer that is set for `when`, or None if
-/// there is no timer to set. The runtime is found before anything is locked: on a plain thread the
-/// default one may have to be started.
+/// Calls `f` inside the runtime (invariant 2), with the runtime for a timer that is set for `when`,
+/// or None if there is no timer to set. The runtime is found before anything is locked: on a plain
+/// thread the default one may have to be started.
 fn inside_for<T>(when: Nanos, f: impl FnOnce(Option<Rt>, Option<&Sched>) -> T) -> T {
     inside(|here| match here {
         Some(rt) => f(here, Some(rt.sched())),
@@ -193,9 +193,9 @@ impl TimerSlot {
         }
     }
 
-    /// Sets the timer again, unless its function can be called only once, and was. Under the lock, between the old
-    /// setting and the new one, `drain` removes the value that the old one sent. Returns whether
-    /// the old setting had not fired yet, or its value was still there.
+    /// Sets the timer again, unless its function can be called only once, and was. Under the lock,
+    /// between the old setting and the new one, `drain` removes the value that the old one sent.
+    /// Returns whether the old setting had not fired yet, or its value was still there.
     pub(super) fn set(
         &'static self,
         when: Nanos,

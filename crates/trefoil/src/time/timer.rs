@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// | [`Timer::with_func`] | it calls a function, also after each [`reset`](Timer::reset) |
 /// | [`after_func`] | it calls a function that can be called only once |
 ///
-/// For a single wait with a time limit the `after` arm of [`select!`](crate::select) is shorter. Use a
-/// `Timer` if it must be stopped or reset.
+/// For a single wait with a time limit the `after` arm of [`select!`](crate::select) is shorter.
+/// Use a `Timer` if it must be stopped or reset.
 ///
 /// After [`stop`](Timer::stop) or [`reset`](Timer::reset) has returned, the channel contains no
 /// value of the earlier setting, and none will come. Go 1.23 promises the same. The channel is
@@ -74,9 +74,9 @@ impl Timer {
     /// [`reset`](Timer::reset).
     ///
     /// It is Go's `AfterFunc`. Use it for an action that is put off again and again: a flush some
-    /// time after the last write, a lease that is renewed. If the timer is reset while `f` runs, the
-    /// next call may begin before this one has ended, so `f` must be [`Sync`]. `f` itself may reset
-    /// the timer. For a function that can be called only once there is [`after_func`].
+    /// time after the last write, a lease that is renewed. If the timer is reset while `f` runs,
+    /// the next call may begin before this one has ended, so `f` must be [`Sync`]. `f` itself may
+    /// reset the timer. For a function that can be called only once there is [`after_func`].
     ///
     /// # Drop
     /// Dropping the timer does not stop it: `f` is still called if the timer is set.
@@ -89,7 +89,8 @@ impl Timer {
     ///
     /// trefoil::run(|| {
     ///     let (tx, rx) = unbounded();
-    ///     let timer = Timer::with_func(Duration::from_millis(1), move || tx.send("flush").unwrap());
+    ///     let flush = move || tx.send("flush").unwrap();
+    ///     let timer = Timer::with_func(Duration::from_millis(1), flush);
     ///     rx.recv().unwrap();
     ///     assert!(!timer.reset(Duration::from_secs(60))); // it had fired, and is set again
     ///     assert!(timer.reset(Duration::from_millis(1))); // it was set, and is put off

@@ -26,7 +26,8 @@ fn simulated_and_at_all_procs(f: fn()) {
     at_all_procs(f);
 }
 
-/// Returns the capacities of Go's tests, 0 to 199; in real time, where waits take time, some of them.
+/// Returns the capacities of Go's tests, 0 to 199; in real time, where waits take time, some of
+/// them.
 fn capacities() -> impl Iterator<Item = usize> {
     (0..200).step_by(if sim::is_simulated() { 1 } else { 11 })
 }

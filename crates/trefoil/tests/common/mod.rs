@@ -19,8 +19,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
-/// After this time a test counts as hung. No test needs a tenth of it. (For aarch64 the tests run in an
-/// emulator, which takes ten times as long or more.)
+/// After this time a test counts as hung. No test needs a tenth of it. (For aarch64 the tests run
+/// in an emulator, which takes ten times as long or more.)
 pub(crate) const TOO_LONG: Duration =
     Duration::from_secs(if cfg!(target_arch = "aarch64") { 300 } else { 60 });
 

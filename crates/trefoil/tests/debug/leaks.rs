@@ -1,5 +1,5 @@
-//! `#[trefoil::test(leaks = "deny")]`: every goroutine and task that a test leaves is named, whatever
-//! other tests do at the same time.
+//! `#[trefoil::test(leaks = "deny")]`: every goroutine and task that a test leaves is named,
+//! whatever other tests do at the same time.
 
 use crate::common::{self, watchdog};
 use std::time::Duration;

@@ -354,8 +354,8 @@ fn made_by_macro(module: &[String], source: &Source, name: &str) -> Option<(usiz
 }
 
 /// Returns whether the macro documents, with an example, the item that it names by its argument at
-/// `position`. The macro is in the module of the call or in one above it, or in a module `macros` of
-/// these.
+/// `position`. The macro is in the module of the call or in one above it, or in a module `macros`
+/// of these.
 fn macro_has_example(module: &[String], macro_name: &str, position: usize) -> bool {
     let definition = format!("macro_rules! {macro_name} {{");
     let modules = (0..=module.len()).rev().flat_map(|depth| {

@@ -209,8 +209,8 @@ fn growing_procs_wakes_threads_for_waiting_goroutines() {
                 .map(|_| {
                     let (here, has_grown) = (here.clone(), has_grown.clone());
                     trefoil::go(move || {
-                        // The main goroutine may be preempted before `set_procs`: then this one must
-                        // not keep the only P.
+                        // The main goroutine may be preempted before `set_procs`: then this one
+                        // must not keep the only P.
                         yield_until("set_procs", || has_grown.load(SeqCst));
                         here.fetch_add(1, SeqCst);
                         hold_until("the other goroutines", || here.load(SeqCst) == P);

@@ -221,7 +221,8 @@ fn a_select_that_leaves_a_queue_does_not_corrupt_it() {
         let_others_wait();
         c3.recv().unwrap();
         let_others_wait();
-        // … and the last, unless the machine was busy in real time. Each gets one of the two values.
+        // … and the last, unless the machine was busy in real time. Each gets one of the two
+        // values.
         let last = go(move || t4.send(c1.recv().unwrap()).unwrap());
         let_others_wait();
         t2.send(true).unwrap();

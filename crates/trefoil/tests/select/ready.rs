@@ -147,8 +147,8 @@ fn every_watcher_of_a_ready_operation_returns() {
     });
 }
 
-/// Goroutines that wait with `ready` and then try share the work of one channel with goroutines that
-/// receive. The channel is closed while they do.
+/// Goroutines that wait with `ready` and then try share the work of one channel with goroutines
+/// that receive. The channel is closed while they do.
 #[test]
 fn values_are_received_once_by_watchers_and_receivers_until_the_channel_is_closed() {
     let _dog = watchdog();

@@ -1,5 +1,5 @@
-//! ABA: a lock-free list of free slots compares only the index at its head. Between a goroutine's read
-//! of the head and its exchange, another one takes the first two slots and returns the first.
+//! ABA: a lock-free list of free slots compares only the index at its head. Between a goroutine's
+//! read of the head and its exchange, another one takes the first two slots and returns the first.
 
 use crate::{Bug, Version};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A double release: a connection is closed by its client and by the reaper of idle connections. Both
-//! find it open, and both release its slot.
+//! A double release: a connection is closed by its client and by the reaper of idle connections.
+//! Both find it open, and both release its slot.
 
 use crate::{Bug, Version};
 use std::sync::atomic::{AtomicBool, Ordering};

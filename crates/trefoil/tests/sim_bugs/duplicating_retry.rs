@@ -1,5 +1,5 @@
-//! A retry that duplicates: a client sends a payment again if no answer comes in time. The server was
-//! only slow, and makes both payments.
+//! A retry that duplicates: a client sends a payment again if no answer comes in time. The server
+//! was only slow, and makes both payments.
 
 use crate::{Bug, Version};
 use std::collections::HashSet;

@@ -1,8 +1,9 @@
-//! Planted bugs of known kinds: a simulation finds each of them within a bounded number of runs, and
-//! its seed repeats it.
+//! Planted bugs of known kinds: a simulation finds each of them within a bounded number of runs,
+//! and its seed repeats it.
 //!
 //! Each module is a small piece of ordinary code with one bug, and the same code without it. The
-//! numbers of runs in the modules are those of [`each_bug_is_found_in_a_quarter_of_the_allowed_runs`].
+//! numbers of runs in the modules are those of
+//! [`each_bug_is_found_in_a_quarter_of_the_allowed_runs`].
 
 mod aba;
 mod check_then_act;

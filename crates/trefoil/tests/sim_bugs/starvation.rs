@@ -1,5 +1,5 @@
-//! Starvation: a read-write lock that lets readers in while a writer waits. Readers that overlap keep
-//! the writer out for longer than it may wait.
+//! Starvation: a read-write lock that lets readers in while a writer waits. Readers that overlap
+//! keep the writer out for longer than it may wait.
 
 use crate::{Bug, Version};
 use std::sync::{Arc, Condvar, Mutex};

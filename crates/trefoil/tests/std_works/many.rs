@@ -24,8 +24,8 @@ fn assert_few_threads(procs: usize, more: usize) {
 
 #[test]
 fn a_hundred_thousand_waits_in_std_sync_need_few_threads() {
-    // A thread that waits for the kernel's memory map lock for longer than a time slice is replaced.
-    // On an idle machine two were seen beyond the Ps, beside four busy processes eleven.
+    // A thread that waits for the kernel's memory map lock for longer than a time slice is
+    // replaced. On an idle machine two were seen beyond the Ps, beside four busy processes eleven.
     const MORE: usize = 30;
     child_test!();
     let n = size(100_000, 8_000);

@@ -95,8 +95,8 @@ pub(super) struct Goroutine {
     pub(super) preempted: bool,
     /// Identifies it: the address of its G or task.
     pub(super) address: u64,
-    /// The address of the goroutine that waits for its end. Otherwise a small number, or the address
-    /// of something else.
+    /// The address of the goroutine that waits for its end. Otherwise a small number, or the
+    /// address of something else.
     pub(super) joined_by: u64,
     sched: u64,
 }

@@ -1,8 +1,8 @@
 //! Where a process has the fields of its Gs, tasks, Ms and Ps: the numbers of its table.
 //!
 //! The table is the process's own ([`Layout`]), so a command reads programs that were built with
-//! another version of trefoil or of rustc. A core file may be damaged: [`Offsets::check`] makes sure
-//! that a field is inside the bytes that are read of its object.
+//! another version of trefoil or of rustc. A core file may be damaged: [`Offsets::check`] makes
+//! sure that a field is inside the bytes that are read of its object.
 
 use crate::inspect::layout::Layout;
 use crate::inspect::memory::{Cpu, Process, u32_at, u64_at};

@@ -1,8 +1,8 @@
 //! The stack of one goroutine: where it is, and the code addresses on it.
 //!
-//! The registers of a suspended goroutine are on its stack; those of a running one are its thread's, if
-//! the thread is blocked in the kernel or stopped. The memory is copied in parts: most stacks need one
-//! read, and a million goroutines are a million reads.
+//! The registers of a suspended goroutine are on its stack; those of a running one are its
+//! thread's, if the thread is blocked in the kernel or stopped. The memory is copied in parts: most
+//! stacks need one read, and a million goroutines are a million reads.
 
 use super::{M, Reader, Stack};
 use crate::inspect::memory::{Process, Registers, u32_at, u64_at};

@@ -1,7 +1,7 @@
 //! One goroutine, or one task: its id, its state, what it waits for, and where it was started.
 //!
-//! A goroutine that changes while it is read is read again, [`TRIES`] times. A carrier, a goroutine that
-//! polls tasks, is shown as the task that it polls.
+//! A goroutine that changes while it is read is read again, [`TRIES`] times. A carrier, a goroutine
+//! that polls tasks, is shown as the task that it polls.
 
 use std::collections::HashMap;
 
@@ -129,8 +129,8 @@ impl Reader<'_> {
         Some(if waited > u32::MAX / 2 { 0 } else { waited.into() })
     }
 
-    /// Returns the address of the place where a task was spawned, from its word for that. Bit 0 says
-    /// that its labels are between.
+    /// Returns the address of the place where a task was spawned, from its word for that. Bit 0
+    /// says that its labels are between.
     fn task_place(&self, origin: u64) -> u64 {
         match origin & 1 {
             0 => origin,

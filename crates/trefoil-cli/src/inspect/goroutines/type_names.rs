@@ -1,15 +1,15 @@
 //! The name of the function that contains a goroutine's closure or a task's future.
 //!
-//! A body has a pointer to `type_name`, which returns the name. A debugger cannot call it, and the name
-//! is nowhere else, so it is read from the machine code: `type_name` is compiled to a few instructions.
-//! Code in any other form has no name here.
+//! A body has a pointer to `type_name`, which returns the name. A debugger cannot call it, and the
+//! name is nowhere else, so it is read from the machine code: `type_name` is compiled to a few
+//! instructions. Code in any other form has no name here.
 
 use super::{Cache, Reader};
 use crate::inspect::memory::{Cpu, u32_at};
 
 impl Reader<'_> {
-    /// Returns the function that contains the closure or future of a body: an empty name if the body
-    /// has neither, None if the name cannot be read.
+    /// Returns the function that contains the closure or future of a body: an empty name if the
+    /// body has neither, None if the name cannot be read.
     pub(super) fn function(&self, body: u64, type_name: u64, cache: &mut Cache) -> Option<String> {
         let read = || {
             let function = self.word(body, type_name).ok()?;
@@ -31,8 +31,8 @@ fn returned_text(cpu: Cpu, function: u64, code: &[u8]) -> Option<(u64, u64)> {
     }
 }
 
-/// As [`returned_text`]: `adrp x0, page`, `add x0, x0, offset`, and `mov w1, length`, of which a debug
-/// build makes two by way of another register.
+/// As [`returned_text`]: `adrp x0, page`, `add x0, x0, offset`, and `mov w1, length`, of which a
+/// debug build makes two by way of another register.
 fn returned_text_aarch64(function: u64, code: &[u8]) -> Option<(u64, u64)> {
     // What each register has, as far as it is known.
     let mut registers = [None; 32];

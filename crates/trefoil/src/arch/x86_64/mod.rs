@@ -35,9 +35,10 @@
 //!    `sched::current_g()` (a thread-local of the goroutine) returned a goroutine, or on the M's
 //!    own context.
 //!
-//! Rejected: the way of `aarch64/mod.rs`, a word of the TLS block. The words of x86_64's `tcbhead_t`
-//! that no glibc uses are reserved to GCC (split stacks, transactional memory), each switch would
-//! have to write the word, and entering the runtime would take a load more: GS costs nothing.
+//! Rejected: the way of `aarch64/mod.rs`, a word of the TLS block. The words of x86_64's
+//! `tcbhead_t` that no glibc uses are reserved to GCC (split stacks, transactional memory), each
+//! switch would have to write the word, and entering the runtime would take a load more: GS costs
+//! nothing.
 
 pub(crate) mod preempt;
 

@@ -77,8 +77,8 @@ static INITIAL: Image = {
 };
 
 /// Asks the CPU, once, how to save its state, and stores the function that a stopped goroutine
-/// calls. Returns false if there is no `xsave`, or the state is too large for [`DIVERT_BYTES`]: then
-/// goroutines cannot be preempted by a signal.
+/// calls. Returns false if there is no `xsave`, or the state is too large for [`DIVERT_BYTES`]:
+/// then goroutines cannot be preempted by a signal.
 pub(crate) fn init_preemption(preempted: unsafe extern "C" fn()) -> bool {
     PREEMPTED.store(preempted as *mut (), Ordering::Relaxed);
     // Acquire pairs with the Release below: the size and the masks are stored.

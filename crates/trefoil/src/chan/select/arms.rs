@@ -58,8 +58,8 @@ impl<T> SelectSend for Sender<T> {
     }
 }
 
-// Whatever derefs to a channel end: references, `Box`, `Rc`, `Arc`, the guards of locks, and types of
-// the user. (The channel ends themselves do not deref, so these do not overlap with the above.)
+// Whatever derefs to a channel end: references, `Box`, `Rc`, `Arc`, the guards of locks, and types
+// of the user. (The channel ends themselves do not deref, so these do not overlap with the above.)
 impl<P> SelectRecv for P
 where
     P: Deref + ?Sized,

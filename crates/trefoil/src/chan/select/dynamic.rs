@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 ///
 /// Add operations with [`recv`](Select::recv) and [`send`](Select::send), then call
 /// [`select`](Select::select) or one of its variants. If several operations are ready, one of them
-/// is chosen at random, or the first one if the `Select` is [biased](Select::new_biased). An operation
-/// on a closed channel is ready; its result is an error. [`ready`](Select::ready) and its variants do
-/// not do the operation: they return its index, and the caller tries it.
+/// is chosen at random, or the first one if the `Select` is [biased](Select::new_biased). An
+/// operation on a closed channel is ready; its result is an error. [`ready`](Select::ready) and its
+/// variants do not do the operation: they return its index, and the caller tries it.
 ///
 /// The same `Select` can be used again, by any thread. It has memory for the operations that are in
 /// it: a removed one, and a send that was chosen, take none.
@@ -75,8 +75,8 @@ struct Operation<'a> {
     full: bool,
 }
 
-// SAFETY: a shared reference reaches no value: `Select` has no method that takes one, except for its
-// `Debug` text.
+// SAFETY: a shared reference reaches no value: `Select` has no method that takes one, except for
+// its `Debug` text.
 unsafe impl Sync for Operation<'_> {}
 
 /// A [`ValueSlot`] without its type.
@@ -119,8 +119,8 @@ impl<'a> Operation<'a> {
     /// The channel's values are Ts.
     unsafe fn take<T>(&mut self) -> Option<T> {
         let slot: *mut (dyn AnyValueSlot + Send + 'a) = &raw mut *self.slot;
-        // SAFETY: `Select::recv` or `Select::send` made the slot for this channel, so for this type.
-        // It was full, and is empty from now on.
+        // SAFETY: `Select::recv` or `Select::send` made the slot for this channel, so for this
+        // type. It was full, and is empty from now on.
         std::mem::take(&mut self.full)
             .then(|| unsafe { (*slot.cast::<ValueSlot<T>>()).0.assume_init_read() })
     }
@@ -220,9 +220,9 @@ impl<'a> Select<'a> {
         index
     }
 
-    /// Removes an operation, and drops the value of a send. The indices of the other operations stay
-    /// the same, and the index is not used again. Does nothing if the operation was removed before,
-    /// or was a send that was chosen.
+    /// Removes an operation, and drops the value of a send. The indices of the other operations
+    /// stay the same, and the index is not used again. Does nothing if the operation was removed
+    /// before, or was a send that was chosen.
     ///
     /// # Panics
     /// Panics if no operation ever had this index.
@@ -254,8 +254,8 @@ impl<'a> Select<'a> {
                 // It is empty, unless a `SelectedOperation` was forgotten.
                 op.discard();
             }
-            // SAFETY: the box stays until the select has ended. That of a send holds a value, that of
-            // a receive has room for one.
+            // SAFETY: the box stays until the select has ended. That of a send holds a value, that
+            // of a receive has room for one.
             let arm = unsafe { Arm::channel(op.core, op.side, op.slot.as_mut_ptr()) };
             self.arms.0.push(arm);
         }
@@ -413,10 +413,10 @@ impl<'a> Select<'a> {
     /// Waits until one of the operations is ready, and returns its index. The caller then tries the
     /// operation, for example with [`Receiver::try_recv`]. Without operations it waits forever.
     ///
-    /// An operation is ready if it need not wait: a send also if a receiver waits, a receive also if
-    /// a sender waits, and both if the channel is closed. Another goroutine may be faster than the
-    /// caller, so the operation may still have to wait: then call `ready` again. If several threads
-    /// and goroutines wait for the same operation, all of them return.
+    /// An operation is ready if it need not wait: a send also if a receiver waits, a receive also
+    /// if a sender waits, and both if the channel is closed. Another goroutine may be faster than
+    /// the caller, so the operation may still have to wait: then call `ready` again. If several
+    /// threads and goroutines wait for the same operation, all of them return.
     ///
     /// The value of a send is not used: it stays in the `Select`.
     ///
@@ -699,8 +699,8 @@ pub struct SelectTimeoutError;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TryReadyError;
 
-/// The error of [`Select::ready_timeout`] and [`Select::ready_deadline`]: none of the operations was
-/// ready in time.
+/// The error of [`Select::ready_timeout`] and [`Select::ready_deadline`]: none of the operations
+/// was ready in time.
 ///
 /// # Examples
 /// ```

@@ -1,10 +1,11 @@
 //! `select!` and `select_biased!`.
 //!
-//! The arms are parsed one by one (a `recv`, `send` or `future` with its `->`, a body that is a block or ends
-//! with a comma) into records `{index slot (new slot) (arm) (pattern) (body) (operation)}`. `$prefer` says which of several ready arms is taken: `any` or
-//! `first`. `$done` are the records so far, and `$is` the indices that are left. Each step of the parser makes its
-//! own `slot`: by macro hygiene they are different variables. Then one of the `@build` rules makes
-//! the code:
+//! The arms are parsed one by one (a `recv`, `send` or `future` with its `->`, a body that is a
+//! block or ends with a comma) into records
+//! `{index slot (new slot) (arm) (pattern) (body) (operation)}`. `$prefer` says which of several
+//! ready arms is taken: `any` or `first`. `$done` are the records so far, and `$is` the indices
+//! that are left. Each step of the parser makes its own `slot`: by macro hygiene they are different
+//! variables. Then one of the `@build` rules makes the code:
 //!
 //! ```text
 //! {
@@ -43,8 +44,8 @@
 ///   as [`block_on`](crate::block_on) does; no other goroutine is started. A future that is not
 ///   chosen is dropped before the body runs. To keep it, pin it outside and pass a reference:
 ///   `future(pinned.as_mut())`, or `future(&mut handle)` for a
-///   [`JoinHandle`](crate::JoinHandle). Do not pass a future again that was chosen. A wake-up of one
-///   of the futures polls all of them.
+///   [`JoinHandle`](crate::JoinHandle). Do not pass a future again that was chosen. A wake-up of
+///   one of the futures polls all of them.
 /// - `after` is chosen if no operation was ready for that duration. If there are several, the
 ///   shortest counts.
 /// - `default` is chosen if no operation is ready now. It must be the last arm. With it the select
@@ -156,8 +157,8 @@ macro_rules! select {
     };
 }
 
-/// As [`select!`](crate::select), but if several operations or futures are ready, takes the first of
-/// them as they are written.
+/// As [`select!`](crate::select), but if several operations or futures are ready, takes the first
+/// of them as they are written.
 ///
 /// Use it where one channel comes before another: a `quit` that must not be delayed by work, urgent
 /// requests before others. An arm that is ready again and again starves the arms below it.

@@ -1,8 +1,9 @@
 //! The algorithm of a select, over [`Arm`]s without types.
 //!
 //! # Three passes
-//! 1. **Poll.** Polls the arms in a random order (as written, if the select is biased) and does the first operation that is ready. Each
-//!    channel is probed without its lock first, so an arm that is not ready costs one read.
+//! 1. **Poll.** Polls the arms in a random order (as written, if the select is biased) and does the
+//!    first operation that is ready. Each channel is probed without its lock first, so an arm that
+//!    is not ready costs one read.
 //! 2. **Enlist.** In the same order, checks each arm again under its channel's lock. If the arm is
 //!    still not ready, its node (a [`Sudog`]) joins the channel's queue. One lock is held at a
 //!    time. Then the goroutine parks.
@@ -483,9 +484,9 @@ fn select_futures(
     select_numbered(arms.0, deadline, preference, &futures)
 }
 
-/// Drops the futures of the arms at the end of a select, while their waker still exists. A future in
-/// the queue of a lock would otherwise be handed the lock after its goroutine was orphaned, because
-/// only the waker tells whose it is.
+/// Drops the futures of the arms at the end of a select, while their waker still exists. A future
+/// in the queue of a lock would otherwise be handed the lock after its goroutine was orphaned,
+/// because only the waker tells whose it is.
 struct ClearFutures<'a, 'b>(&'a mut [Arm<'b>]);
 
 impl Drop for ClearFutures<'_, '_> {

@@ -69,8 +69,8 @@ fn poll_pass(here: Option<Rt>, arms: &[Arm<'_>], preference: Preference) -> Opti
     None
 }
 
-/// Enlists a watcher for each arm, and parks. Returns the arm that is ready, or None if the deadline
-/// has passed. Leaves the runtime.
+/// Enlists a watcher for each arm, and parks. Returns the arm that is ready, or None if the
+/// deadline has passed. Leaves the runtime.
 fn watch_and_park(here: Option<Rt>, arms: &[Arm<'_>], deadline: Nanos) -> Option<usize> {
     let (mut found, mut enlisted) = (None, 0);
     let (winner, here) = wait::wait_in(here, WaitReason::Select, deadline, |waiter| {

@@ -66,8 +66,8 @@ fn after_duplicate(fd: c_int, rc: c_int) {
     }
 }
 
-/// Tells the simulated network, if there is one, about a new epoll instance or eventfd. Returns `fd`,
-/// which may be −1.
+/// Tells the simulated network, if there is one, about a new epoll instance or eventfd. Returns
+/// `fd`, which may be −1.
 #[inline(always)]
 fn note_event_descriptor(fd: c_int) -> c_int {
     if fd >= 0

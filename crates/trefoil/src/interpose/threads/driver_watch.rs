@@ -78,8 +78,8 @@ impl DriverWatch {
         (polls != 0 && self.attending.load(Ordering::SeqCst) == 0).then_some(polls)
     }
 
-    /// The monitor sleeps until a worker leaves the driver, or [`wake_monitor`](Self::wake_monitor) is
-    /// called. Returns at once if all workers have left the driver, or `is_over` returns true.
+    /// The monitor sleeps until a worker leaves the driver, or [`wake_monitor`](Self::wake_monitor)
+    /// is called. Returns at once if all workers have left the driver, or `is_over` returns true.
     pub(crate) fn sleep_while_attended(&self, is_over: impl Fn() -> bool) {
         wait::block(WaitReason::Semacquire, |sleeper| {
             // A worker leaves the driver and then reads `monitor`; this thread stores `monitor` and
@@ -105,8 +105,8 @@ impl DriverWatch {
 /// Proof that a worker is in the driver.
 pub(in crate::interpose) struct Attending(&'static DriverWatch);
 
-/// Notes that the calling goroutine, if it is a thread of a tokio runtime, waits in its driver; None
-/// if `epoll` is not the driver.
+/// Notes that the calling goroutine, if it is a thread of a tokio runtime, waits in its driver;
+/// None if `epoll` is not the driver.
 #[inline]
 pub(in crate::interpose) fn attend_driver(epoll: c_int) -> Option<Attending> {
     // SAFETY: null, or kept alive by this goroutine's `Thread` while its start routine runs.

@@ -24,8 +24,8 @@ pub(super) unsafe fn build(
     tid: u32,
 ) -> io::Result<()> {
     let at = |off: i32| tp.wrapping_add_signed(off as isize);
-    // SAFETY: every offset was found inside [-below_used, above_used) (discover::words), and the caller
-    // owns that range. A buffer has room for the DTV (dtv_buffer, invariant 1).
+    // SAFETY: every offset was found inside [-below_used, above_used) (discover::words), and the
+    // caller owns that range. A buffer has room for the DTV (dtv_buffer, invariant 1).
     unsafe {
         for &(off, value) in &l.recipe.same {
             store(at(off), value);

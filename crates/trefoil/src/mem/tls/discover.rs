@@ -398,8 +398,8 @@ fn read_copy(p: &ProbeThread, segments: &[Segment]) -> Result<DiscoveredLayout, 
 /// Entries of a new DTV beyond the highest index in use, in every glibc.
 const DTV_SURPLUS: usize = 14;
 
-/// Returns whether there are modules with a fixed place that the loader does not list: those of other
-/// namespaces (`dlmopen` before the runtime was started).
+/// Returns whether there are modules with a fixed place that the loader does not list: those of
+/// other namespaces (`dlmopen` before the runtime was started).
 fn has_hidden_modules(p: &ProbeThread, segments: &[Segment]) -> bool {
     let is_known = |id| surplus::is_image(id) || segments.iter().any(|s| s.id == id);
     let mut entries = p.dtv.iter().enumerate().skip(2);
@@ -409,9 +409,9 @@ fn has_hidden_modules(p: &ProbeThread, segments: &[Segment]) -> bool {
 
 /// Returns the probe thread's DTV without addresses of its block, which are written for each block,
 /// and without the entries that glibc leaves for later modules: each takes 16 bytes of every
-/// goroutine. glibc makes the DTV of a goroutine longer when it first accesses such a module. It must
-/// have an entry for every module of its generation, also in other namespaces: glibc does not check
-/// the length for those.
+/// goroutine. glibc makes the DTV of a goroutine longer when it first accesses such a module. It
+/// must have an entry for every module of its generation, also in other namespaces: glibc does not
+/// check the length for those.
 fn dtv_of_a_fresh_block(p: &ProbeThread, segments: &[Segment]) -> Vec<[usize; 2]> {
     let mut dtv = p.dtv.clone();
     // Entries −1 and 0 are the length and the generation.
@@ -469,8 +469,8 @@ fn words(p: &ProbeThread, l: &DiscoveredLayout) -> Vec<(isize, Word)> {
 /// The part of `struct rseq` that the kernel writes; later fields are zero in an unregistered area.
 const RSEQ_SIZE: isize = 32;
 
-/// Returns the offset of glibc's `struct rseq`, if it has one, whether it is registered or not: glibc
-/// reads it in any case.
+/// Returns the offset of glibc's `struct rseq`, if it has one, whether it is registered or not:
+/// glibc reads it in any case.
 fn rseq_offset() -> Option<isize> {
     // SAFETY: a constant of glibc ≥ 2.35, a ptrdiff_t.
     Some(unsafe { load(symbol(c"__rseq_offset")? as usize) })

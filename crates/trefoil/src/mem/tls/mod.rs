@@ -1,7 +1,8 @@
 //! TLS blocks: what makes a goroutine a thread to the compiler, to libc and to every crate.
 //!
-//! A block is static TLS plus glibc's `struct pthread`. The thread pointer (*tp*) points between the
-//! two. The goroutine's stack begins right below, so the hot data of a small goroutine is one page:
+//! A block is static TLS plus glibc's `struct pthread`. The thread pointer (*tp*) points between
+//! the two. The goroutine's stack begins right below, so the hot data of a small goroutine is one
+//! page:
 //!
 //! ```text
 //!   variant II (x86_64)

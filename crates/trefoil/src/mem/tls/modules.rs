@@ -297,8 +297,9 @@ fn reference_new_modules(loader: Loader, libc: usize) -> Vec<ModuleRef> {
 }
 
 /// Reads the loader's list again. If the modules with a fixed place have changed, publishes a new
-/// table and calls `update`, which updates the blocks. `places` are the offsets of the static area, `libc` is
-/// libc's DTV index. Runs on the thread that loaded (with its `loader`) or unloaded (None).
+/// table and calls `update`, which updates the blocks. `places` are the offsets of the static area,
+/// `libc` is libc's DTV index. Runs on the thread that loaded (with its `loader`) or unloaded
+/// (None).
 pub(super) fn refresh(
     places: &Range<isize>,
     libc: usize,

@@ -1,5 +1,5 @@
-//! Takes all that is left of glibc's static TLS, so that no library that is loaded later gets a part
-//! of it.
+//! Takes all that is left of glibc's static TLS, so that no library that is loaded later gets a
+//! part of it.
 //!
 //! ```text
 //!   tp - below             tp - below_used                  tp
@@ -7,12 +7,13 @@
 //!    |  image of this file  |                                |
 //!    ◀──── the stack of a goroutine grows over this
 //! ```
-//! (On variant I the surplus is at the other end, above the modules, and goroutines do not have it.)
+//! (On variant I the surplus is at the other end, above the modules, and goroutines do not have
+//! it.)
 //!
 //! glibc gives every thread some 1.7 to 2.1 KiB more of static TLS than start-up needs (the
 //! *surplus*). A library that is loaded later gets a place there, in every thread, if its TLS has
-//! the initial-exec model, and often if it has TLS descriptors. So a goroutine's stack may lie there
-//! only if no library can get such a place any more. [`take_all`] sees to that: it loads a
+//! the initial-exec model, and often if it has TLS descriptors. So a goroutine's stack may lie
+//! there only if no library can get such a place any more. [`take_all`] sees to that: it loads a
 //! tiny library, made here, that has nothing but TLS, of a size so that the loader refuses one byte
 //! more. From then on the loader
 //!
@@ -33,8 +34,8 @@
 //!    memory, descriptors or `/proc` may be what is missing.
 //!
 //! # Rejected
-//! - To compute the size of the surplus: glibc exports neither it nor what is used of it. To measure
-//!   it takes some fifteen loads of 15 µs.
+//! - To compute the size of the surplus: glibc exports neither it nor what is used of it. To
+//!   measure it takes some fifteen loads of 15 µs.
 //! - To leave the images that the measurement loaded: each makes the DTV of every goroutine longer.
 //! - The program's own namespace: gdb warned of a library without a file once per image and load.
 //! - The path `/proc/self/fd/N`: a debugger that knows namespaces opens libraries by their names,

@@ -157,7 +157,8 @@ impl TcpListener {
     /// trefoil::run(|| {
     ///     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     ///     let address = listener.local_addr().unwrap();
-    ///     let server = trefoil::task::spawn(async move { listener.accept_async().await.unwrap().1 });
+    ///     let accept = async move { listener.accept_async().await.unwrap().1 };
+    ///     let server = trefoil::task::spawn(accept);
     ///     let client = TcpStream::connect(address).unwrap();
     ///     assert_eq!(server.join().unwrap(), client.local_addr().unwrap());
     /// });

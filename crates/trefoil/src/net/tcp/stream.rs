@@ -16,18 +16,18 @@ use std::time::{Duration, Instant};
 
 /// A TCP connection, like [`std::net::TcpStream`].
 ///
-/// A stream comes from [`connect`](TcpStream::connect) or from [`TcpListener::accept`](super::TcpListener::accept). Reads and
-/// writes park the goroutine until the kernel is ready. Unlike std's, a stream has deadlines for
-/// each direction ([`set_read_deadline`](TcpStream::set_read_deadline)), can be closed while other
-/// goroutines use it ([`close`](TcpStream::close)), and follows a context
-/// ([`cancel_on`](TcpStream::cancel_on)).
+/// A stream comes from [`connect`](TcpStream::connect) or from
+/// [`TcpListener::accept`](super::TcpListener::accept). Reads and writes park the goroutine until
+/// the kernel is ready. Unlike std's, a stream has deadlines for each direction
+/// ([`set_read_deadline`](TcpStream::set_read_deadline)), can be closed while other goroutines use
+/// it ([`close`](TcpStream::close)), and follows a context ([`cancel_on`](TcpStream::cancel_on)).
 ///
 /// [`Read`] and [`Write`] are also implemented for `&TcpStream`, so that one goroutine can read
 /// while another writes.
 ///
 /// # Drop
-/// Dropping the stream closes the connection, unless a [`CancelGuard`](crate::net::CancelGuard) or a
-/// half of it is alive.
+/// Dropping the stream closes the connection, unless a [`CancelGuard`](crate::net::CancelGuard) or
+/// a half of it is alive.
 ///
 /// # Examples
 /// ```

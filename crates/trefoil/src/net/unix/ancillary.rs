@@ -309,7 +309,8 @@ macro_rules! ancillary {
             ///     let file = std::fs::File::open("/dev/null").unwrap();
             ///     one.send_with_fds(&[IoSlice::new(b"x")], &[file.as_fd()]).unwrap();
             ///     let mut byte = [0];
-            ///     let received = other.recv_with_fds(&mut [IoSliceMut::new(&mut byte)], 4).unwrap();
+            ///     let bufs = &mut [IoSliceMut::new(&mut byte)];
+            ///     let received = other.recv_with_fds(bufs, 4).unwrap();
             ///     assert_eq!((received.len, received.fds.len()), (1, 1));
             /// });
             /// ```

@@ -5,9 +5,9 @@
 //! A task ends without `store_result`: it has no thread-locals. In the table, "G" then means the
 //! task's block.
 //!
-//! The handle's owner waits in `join`, as a goroutine or thread, or it awaits the handle, as a task.
-//! A task may wait again with another waker, or drop the handle while it is registered. So the
-//! handle remembers the *registered* word, 0 at first, and passes it to each call.
+//! The handle's owner waits in `join`, as a goroutine or thread, or it awaits the handle, as a
+//! task. A task may wait again with another waker, or drop the handle while it is registered. So
+//! the handle remembers the *registered* word, 0 at first, and passes it to each call.
 //!
 //! A goroutine ends in the order of a thread: its closure returns, its thread-local destructors
 //! run, `join` returns. A result that no handle will join is dropped by the goroutine before its

@@ -152,8 +152,8 @@ pub(crate) fn spawn_in<F: FnOnce() + Send + 'static>(
     sched.wake();
 }
 
-/// Makes a carrier, a detached goroutine that calls `f`, from inside the runtime. The caller switches
-/// to it. It gets its stack when it first runs (`switch::provide_stack`).
+/// Makes a carrier, a detached goroutine that calls `f`, from inside the runtime. The caller
+/// switches to it. It gets its stack when it first runs (`switch::provide_stack`).
 pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
     let (g, id, sched) = take_g(rt, StackKind::Own)?;
     let id = if sched.simulation.is_some() { id_in_simulation(rt) } else { id };
@@ -169,8 +169,8 @@ pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
 /// The ids of carriers in a simulation begin here.
 const CARRIERS_IN_SIMULATION: u64 = 1 << 48;
 
-/// Returns the id of a new carrier in a simulation, and gives its ordinary id back. Carriers outlive
-/// the runs, so the ids of a run's goroutines must not depend on how many there are.
+/// Returns the id of a new carrier in a simulation, and gives its ordinary id back. Carriers
+/// outlive the runs, so the ids of a run's goroutines must not depend on how many there are.
 #[cold]
 fn id_in_simulation(rt: Rt) -> u64 {
     rt.with_local(|local| local.give_back_last_id());

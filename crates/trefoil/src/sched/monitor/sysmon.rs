@@ -18,17 +18,17 @@
 //!
 //! When every P is idle, it sleeps until a P is taken, and meanwhile checks for deadlocks
 //! ([`Monitor::sleep_while_idle`]). To wake it for every goroutine that runs for a few microseconds
-//! would cost more than the goroutine. So while Ps are taken often, and lately no M was found blocked
-//! and no goroutine ran for long, it sleeps for [`LIGHT_PAUSE_NANOS`] at a time instead, and is not
-//! woken. A blocked M, or a timer that is due while a goroutine computes, may have to wait for the
-//! end of that sleep.
+//! would cost more than the goroutine. So while Ps are taken often, and lately no M was found
+//! blocked and no goroutine ran for long, it sleeps for [`LIGHT_PAUSE_NANOS`] at a time instead,
+//! and is not woken. A blocked M, or a timer that is due while a goroutine computes, may have to
+//! wait for the end of that sleep.
 //!
 //! It never waits for anything that a goroutine could hold: no malloc, no std. The helper thread
 //! does what needs those (`helper.rs`).
 //!
 //! The idle poller runs due timers (`netpoll/idle_poller.rs`). When no P is idle there is no idle
-//! poller, and sysmon wakes up in time (unless it sleeps lightly). If the place of the idle poller is vacant for too long,
-//! sysmon wakes an M that becomes it.
+//! poller, and sysmon wakes up in time (unless it sleeps lightly). If the place of the idle poller
+//! is vacant for too long, sysmon wakes an M that becomes it.
 
 use crate::mem;
 use crate::sched::monitor::helper::{self, Request};
@@ -68,8 +68,8 @@ pub(crate) const MAX_PAUSE_SUPPRESSED_NANOS: Nanos = 250 * MICROS;
 const LIGHT_PAUSE_NANOS: Nanos = 2 * MILLIS;
 /// How long an M that was found blocked makes sysmon watch every P that is taken, at once.
 const EAGER_AFTER_BLOCK_NANOS: Nanos = 1_000 * MILLIS;
-/// The same for a goroutine that was found to run for more than [`SHORT_SLICE_NANOS`]. A stall of the
-/// whole machine looks like that too, so the time is short.
+/// The same for a goroutine that was found to run for more than [`SHORT_SLICE_NANOS`]. A stall of
+/// the whole machine looks like that too, so the time is short.
 const EAGER_AFTER_LONG_RUN_NANOS: Nanos = 100 * MILLIS;
 /// The longest pause in a runtime that shuts down and still has threads.
 const MAX_PAUSE_STOPPING_NANOS: Nanos = 100 * MILLIS;
@@ -176,8 +176,8 @@ impl Sysmon {
     /// Asks for a preemption, because a goroutine was woken from outside and no P is idle.
     pub(crate) fn preempt_for_wakeup(&self) {
         if !self.wakeup_pending.swap(true, Ordering::Relaxed) {
-            // Pairs with the barrier in `sleep_until`: this thread sees until when sysmon sleeps, or
-            // sysmon sees the request.
+            // Pairs with the barrier in `sleep_until`: this thread sees until when sysmon sleeps,
+            // or sysmon sees the request.
             fence_after_rmw();
             self.wake_by(now() + SHORT_SLICE_NANOS / 4);
         }

@@ -36,11 +36,11 @@
 //! # Vacancy
 //! The idle poller that was woken by a timer takes a P and runs a goroutine, usually for a few
 //! microseconds. To wake a second M that takes its place costs more than that, and the first M is
-//! back before the next timer. So, if no goroutine waits for a descriptor, the place stays *vacant*,
-//! in the hope that an M goes idle soon: it becomes the idle poller then. sysmon limits the damage if the hope is in vain: it ends a
-//! vacancy of more than [`VACANCY_NANOS`] when it sees it. In any case, after a vacancy that lasted
-//! longer the place is not vacated for [`FORBIDDEN_FACTOR`] times as long: timers may be late in at
-//! most 1 % of the time.
+//! back before the next timer. So, if no goroutine waits for a descriptor, the place stays
+//! *vacant*, in the hope that an M goes idle soon: it becomes the idle poller then. sysmon limits
+//! the damage if the hope is in vain: it ends a vacancy of more than [`VACANCY_NANOS`] when it sees
+//! it. In any case, after a vacancy that lasted longer the place is not vacated for
+//! [`FORBIDDEN_FACTOR`] times as long: timers may be late in at most 1 % of the time.
 //!
 //! ```text
 //!   thread that sets a timer or waits for a descriptor    M that goes idle, under the lock

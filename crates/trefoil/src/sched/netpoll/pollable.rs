@@ -17,10 +17,10 @@
 //! before the read ([`Pollable::note_drained`]), and as long as the number is the same, and not for
 //! longer than [`DRAINED_NANOS`], the next read waits at once instead of calling the kernel for an
 //! `EAGAIN`. (Later there may be bytes that no thread has polled for yet. The kernel would return
-//! them at once, while a goroutine that waits comes behind those that run.) This is wrong once the stream
-//! has ended or failed, because no edge follows, and once it has had urgent data, at which a read
-//! stops early. So epoll reports these, and one report is enough for the rest of the connection
-//! (`special`). If the report comes after the read, it is an edge.
+//! them at once, while a goroutine that waits comes behind those that run.) This is wrong once the
+//! stream has ended or failed, because no edge follows, and once it has had urgent data, at which a
+//! read stops early. So epoll reports these, and one report is enough for the rest of the
+//! connection (`special`). If the report comes after the read, it is an edge.
 //!
 //! Invariants:
 //! 1. The memory of a Pollable is never freed, only reused. `tag` is its generation, and every

@@ -2,12 +2,12 @@
 //!
 //! # Shards
 //! A poller consists of several epoll instances, its shards. A descriptor is registered in the
-//! shard of the P on which a goroutine first waited for it, and may move later (`pollable.rs`). A P without work polls its own shard,
-//! so the goroutines, their stacks and the kernel's sockets stay on one CPU. It polls other Ps'
-//! shards only in the last round of a search for work (`find.rs`), or if they are neglected. With
-//! one instance for all Ps, the first P to poll took the goroutines of all others: an echo on two
-//! Ps was 1.3 times as fast as on one, not 1.7 times. The idle poller and sysmon wait for all
-//! shards at once.
+//! shard of the P on which a goroutine first waited for it, and may move later (`pollable.rs`). A P
+//! without work polls its own shard, so the goroutines, their stacks and the kernel's sockets stay
+//! on one CPU. It polls other Ps' shards only in the last round of a search for work (`find.rs`),
+//! or if they are neglected. With one instance for all Ps, the first P to poll took the goroutines
+//! of all others: an echo on two Ps was 1.3 times as fast as on one, not 1.7 times. The idle poller
+//! and sysmon wait for all shards at once.
 //!
 //! A P that serves a thousand connections does not poll for milliseconds, and still needs no help:
 //! an M that took over its goroutines would only move them to another CPU. So a shard is neglected
@@ -65,8 +65,8 @@ pub(crate) struct Poller {
     opening: Lock<()>,
     /// The shards in which the idle poller is blocked, one bit each. No other M needs to poll them.
     blocked: AtomicU32,
-    /// When a poll has found ready descriptors: how long before it the shard was last polled, or got
-    /// its first waiter. No descriptor was ready for longer.
+    /// When a poll has found ready descriptors: how long before it the shard was last polled, or
+    /// got its first waiter. No descriptor was ready for longer.
     pub(crate) delays: LatencyHistogram,
 }
 

@@ -5,8 +5,8 @@
 //!
 //! - A [`TaskNode`] in the future that it polls, linked into a [`TaskWaiters`]. Any number of tasks
 //!   may wait so.
-//! - The *slot*: one word. It is for the poll traits (`AsyncRead`), which have no future of their own.
-//!   As they define it, only the task that polled last is woken.
+//! - The *slot*: one word. It is for the poll traits (`AsyncRead`), which have no future of their
+//!   own. As they define it, only the task that polled last is woken.
 //!
 //! An edge wakes all of them, and removes them.
 //!
@@ -113,7 +113,8 @@ impl TaskWaiters {
         !self.slot.is_some() && self.first.is_null()
     }
 
-    /// Registers `word`, which the caller has counted in `shard`, in place of the word that was there.
+    /// Registers `word`, which the caller has counted in `shard`, in place of the word that was
+    /// there.
     pub(super) fn register(&mut self, place: TaskPlace<'_>, word: usize, shard: &Shard) {
         let new = Registration { word, shard: shard.handle() };
         let old = match place {

@@ -52,8 +52,8 @@ const MIN_SLEEP_NANOS: Nanos = 5_000;
 /// Pause instructions between two sweeps over the other Ps: a spinning M must not slow down the Ms
 /// that work.
 const PAUSES_BETWEEN_SWEEPS: u32 = 32;
-/// A shard may be polled by any M if no thread has polled it for so long, and its P has run the same
-/// goroutine all the time. It is longer than it takes to serve a hundred descriptors.
+/// A shard may be polled by any M if no thread has polled it for so long, and its P has run the
+/// same goroutine all the time. It is longer than it takes to serve a hundred descriptors.
 const NEGLECTED_SHARD_NANOS: Nanos = 500_000;
 
 /// Blocks until there is a goroutine to run; then the M owns a P. Returns None if the thread must

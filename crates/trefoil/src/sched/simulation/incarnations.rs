@@ -1,10 +1,10 @@
 //! Incarnations: the lives of hosts, and which goroutines and tasks belong to which one.
 //!
-//! A goroutine inherits its incarnation from the goroutine that starts it. Incarnation 0 is the test
-//! itself. Incarnation 1 holds the threads that the test starts. The others are hosts: each start of a
-//! host begins one. A host that crashes [kills](kill) its incarnation: the goroutines and tasks in it
-//! never run again. They are *frozen*: what they own is leaked, so nothing that refers to their stacks
-//! becomes invalid.
+//! A goroutine inherits its incarnation from the goroutine that starts it. Incarnation 0 is the
+//! test itself. Incarnation 1 holds the threads that the test starts. The others are hosts: each
+//! start of a host begins one. A host that crashes [kills](kill) its incarnation: the goroutines
+//! and tasks in it never run again. They are *frozen*: what they own is leaked, so nothing that
+//! refers to their stacks becomes invalid.
 
 #[cfg(feature = "std")]
 use super::here;

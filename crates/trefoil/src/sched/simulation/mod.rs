@@ -2,8 +2,8 @@
 //!
 //! A simulated runtime has one P. Its M takes every scheduling decision here instead of in
 //! `search/find.rs`, by a [`Schedule`]; and its clock ([`virtual_now`]) stands still while any
-//! goroutine can run, and jumps to the next timer when all of them wait. So an hour of sleeps takes as
-//! long as the switches, and a seed repeats a whole run.
+//! goroutine can run, and jumps to the next timer when all of them wait. So an hour of sleeps takes
+//! as long as the switches, and a seed repeats a whole run.
 //!
 //! | file | content |
 //! |---|---|
@@ -16,10 +16,10 @@
 //! | `panics.rs` | the messages of panics |
 //!
 //! # How the scheduler gets here
-//! The flags [`flag::SIMULATED`] and [`flag::PREEMPT`] of the P are always set. The first makes every
-//! goroutine that stops switch to the M's own context, which calls [`next`]. The second makes every
-//! goroutine that leaves the runtime call [`preempt_at_call`]. Other runtimes pay nothing for that:
-//! both are checks that they make anyway. sysmon neither preempts nor retakes the P.
+//! The flags [`flag::SIMULATED`] and [`flag::PREEMPT`] of the P are always set. The first makes
+//! every goroutine that stops switch to the M's own context, which calls [`next`]. The second makes
+//! every goroutine that leaves the runtime call [`preempt_at_call`]. Other runtimes pay nothing for
+//! that: both are checks that they make anyway. sysmon neither preempts nor retakes the P.
 //!
 //! Invariants:
 //! 1. Only the M that owns the P changes `State`; the lock is for `Sync`. Under it nothing is
@@ -105,8 +105,8 @@ struct State {
     /// The driver is parked in [`wait_for_end`].
     driver_waits: bool,
     max_steps: u64,
-    /// Goroutines that were chosen, and calls at which the running one could be preempted. Unlike the
-    /// questions of the schedule they are counted also if there is only one possibility.
+    /// Goroutines that were chosen, and calls at which the running one could be preempted. Unlike
+    /// the questions of the schedule they are counted also if there is only one possibility.
     steps: u64,
     /// The steps when the root goroutine returned.
     steps_at_root_end: u64,

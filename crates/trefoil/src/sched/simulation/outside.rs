@@ -1,11 +1,11 @@
 //! What surrounds the goroutines of a run: its world, and what is outside of the simulation.
 //!
 //! A run may have a [`World`]: a network whose segments are on their way (`simnet/`). When all
-//! goroutines wait, [`next`](super::next) wakes the driver, which lets the world move and says when it
-//! moves again ([`WorldTurn`]). Then the time jumps to that, or to the next timer.
+//! goroutines wait, [`next`](super::next) wakes the driver, which lets the world move and says when
+//! it moves again ([`WorldTurn`]). Then the time jumps to that, or to the next timer.
 //!
-//! A descriptor that is not in the world leads outside, to the kernel and other processes. A goroutine
-//! that is about to wait makes a [`WaitOutside`], which finds out which of the two it is:
+//! A descriptor that is not in the world leads outside, to the kernel and other processes. A
+//! goroutine that is about to wait makes a [`WaitOutside`], which finds out which of the two it is:
 //!
 //! | wait for | [`Outside::Refuse`] | [`Outside::Wait`] |
 //! |---|---|---|
@@ -119,8 +119,8 @@ impl WaitOutside {
         if clock::has_simulations() { WaitOutside::begin_slow(fd) } else { Ok(WaitOutside::NONE) }
     }
 
-    /// The running goroutine may wait for a lock that the whole process shares, if `is_shared` returns
-    /// true: a thread outside may hold it.
+    /// The running goroutine may wait for a lock that the whole process shares, if `is_shared`
+    /// returns true: a thread outside may hold it.
     #[inline]
     pub(crate) fn for_shared_lock(is_shared: impl FnOnce() -> bool) -> WaitOutside {
         let simulation = if clock::has_simulations() && is_shared() { here() } else { None };

@@ -33,8 +33,8 @@ impl Simulation {
         self.is_silent.store(silent, Ordering::Relaxed);
     }
 
-    /// Keeps the message of a panic of the goroutine or task `id`. Returns whether it is to be printed,
-    /// too.
+    /// Keeps the message of a panic of the goroutine or task `id`. Returns whether it is to be
+    /// printed, too.
     pub(crate) fn note_panic(&self, id: u64, message: String) -> bool {
         self.state.lock().has_failed = true;
         let mut noted = self.panics_noted.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
 //! A run: its phases, its beginning and its end.
 //!
-//! The *driver* is a goroutine of the runtime that starts the runs, one after the other. It waits in
-//! [`wait_for_end`] while the *root* goroutine of the run and those that it starts are simulated:
+//! The *driver* is a goroutine of the runtime that starts the runs, one after the other. It waits
+//! in [`wait_for_end`] while the *root* goroutine of the run and those that it starts are
+//! simulated:
 //!
 //! ```text
 //!   Between ── begin ──▶ Running ── root returns ──▶ RootEnded
@@ -149,8 +150,8 @@ pub(crate) fn wait_for_end(
     }
 }
 
-/// A run has ended. Returns whether it has ended well and no goroutine is left: then another run may
-/// begin, and goroutines of the runtime itself, such as carriers, may run.
+/// A run has ended. Returns whether it has ended well and no goroutine is left: then another run
+/// may begin, and goroutines of the runtime itself, such as carriers, may run.
 pub(crate) fn finish(simulation: &Simulation) -> bool {
     let mut state = simulation.state.lock();
     let is_clean = state.phase == Phase::Over(End::Ended) && state.num_frozen() == 0;

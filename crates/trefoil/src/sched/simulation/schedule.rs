@@ -25,10 +25,10 @@
 //!
 //! # Spin loops
 //! A goroutine may yield, or read the clock, until another one has done something. A schedule that
-//! never runs the other one would not be the program's fault. So with `Priorities` a goroutine falls
-//! to the lowest priority after [`MAX_YIELDS`] yields or [`MAX_CALLS`] calls in a row. Two goroutines
-//! may also wake each other for ever: after [`MAX_CHOICES`] choices without a fall, the goroutine
-//! that was chosen last falls. `Starve` has a bound.
+//! never runs the other one would not be the program's fault. So with `Priorities` a goroutine
+//! falls to the lowest priority after [`MAX_YIELDS`] yields or [`MAX_CALLS`] calls in a row. Two
+//! goroutines may also wake each other for ever: after [`MAX_CHOICES`] choices without a fall, the
+//! goroutine that was chosen last falls. `Starve` has a bound.
 
 use crate::mem::MmapVec;
 use crate::sys::rng::Rng;

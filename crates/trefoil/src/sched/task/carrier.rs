@@ -17,8 +17,8 @@
 //! A poll that blocks keeps its carrier, so the next task needs another one: that is how a blocking
 //! poll stalls no other task. A carrier costs as much as a goroutine. Two cases need care:
 //!
-//! - A poll was preempted while it held a lock, and thousands of other polls block on that lock, one
-//!   carrier each. So if more than [`BLOCKED_CARRIERS_MANY`] carriers exist and one of them was
+//! - A poll was preempted while it held a lock, and thousands of other polls block on that lock,
+//!   one carrier each. So if more than [`BLOCKED_CARRIERS_MANY`] carriers exist and one of them was
 //!   preempted, that one continues instead of a new one being started, and the task waits; but not
 //!   more than [`DEFERRALS_MAX`] times in a row, because it may compute for ever.
 //! - The limit [`CARRIERS_MAX`] is reached, or no memory is left. Then tasks wait in a list until a
@@ -226,8 +226,8 @@ fn run() {
     unsafe { &*g.sched.get() }.tasks.carriers.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Polls, on the carrier `g`, a task that was taken from a queue, or drops its future if it was cancelled. Returns
-/// inside the runtime.
+/// Polls, on the carrier `g`, a task that was taken from a queue, or drops its future if it was
+/// cancelled. Returns inside the runtime.
 #[inline]
 fn poll(g: &G, task: &'static Task) -> Rt {
     g.task_yields.set(false);
@@ -387,8 +387,8 @@ fn next(rt: Rt, g: &'static G) -> Rt {
     }
 }
 
-/// Puts `g`, a carrier that has stopped, on the shelf of its P. If the shelf is full, or the runtime
-/// ends, queues `g` instead: when it runs, it finds no task, and ends.
+/// Puts `g`, a carrier that has stopped, on the shelf of its P. If the shelf is full, or the
+/// runtime ends, queues `g` instead: when it runs, it finds no task, and ends.
 pub(crate) fn finish_shelving(rt: Rt, g: &'static G) {
     let sched = rt.sched();
     g.state.set_runnable();
@@ -441,8 +441,8 @@ impl Sched {
 }
 
 impl Sched {
-    /// Under the lock: moves the shelved carriers of `p`, which no M owns any more, to the runtime's
-    /// list.
+    /// Under the lock: moves the shelved carriers of `p`, which no M owns any more, to the
+    /// runtime's list.
     pub(crate) fn collect_carriers(&self, central: &mut Central, p: &P) {
         // SAFETY: no M owns the P, and no M can take it, because the caller holds the lock.
         let carriers = &mut unsafe { p.local() }.carriers;

@@ -1,11 +1,12 @@
 //! Tasks of a `LocalSet`: their futures are polled and dropped by one goroutine or thread only.
 //!
 //! They have the blocks, state words, wakers and join cells of other tasks. But a wake-up puts them
-//! into the queue of their [`LocalHome`], and wakes the *driver*: the task, goroutine or thread that
-//! polls the set. They belong to no runtime (`task.sched` is null), so that the end of a runtime
-//! does not wait for a driver that it has orphaned.
+//! into the queue of their [`LocalHome`], and wakes the *driver*: the task, goroutine or thread
+//! that polls the set. They belong to no runtime (`task.sched` is null), so that the end of a
+//! runtime does not wait for a driver that it has orphaned.
 //!
-//! Invariant 1: only the driver's side calls [`poll`] for a task, with a task from [`LocalHome::pop`].
+//! Invariant 1: only the driver's side calls [`poll`] for a task, with a task from
+//! [`LocalHome::pop`].
 
 use super::body::{Polled, TaskExtra, TypedTaskBody, WakeBy};
 use super::state::{Begin, Generation, Turn};
@@ -47,7 +48,8 @@ impl LocalHome {
         }
     }
 
-    /// Driver: sets the sleeper word that a wake-up of a task wakes. Returns whether it was another.
+    /// Driver: sets the sleeper word that a wake-up of a task wakes. Returns whether it was
+    /// another.
     pub(crate) fn set_driver(&self, word: usize) -> bool {
         wait::inside(|_| std::mem::replace(&mut self.0.lock().driver, word)) != word
     }

@@ -158,9 +158,9 @@ pub(crate) fn yield_when_pending(waker: &Waker) {
 }
 
 /// Returns whether the time slice of the task that polls a leaf future here is over. If so, wakes
-/// the task, and the leaf future returns `Pending`: the task goes behind the others, and its carrier
-/// polls the next one. Otherwise the carrier would be preempted at the end of the operation, and the
-/// next task would need another carrier. Always false if the caller is no task.
+/// the task, and the leaf future returns `Pending`: the task goes behind the others, and its
+/// carrier polls the next one. Otherwise the carrier would be preempted at the end of the
+/// operation, and the next task would need another carrier. Always false if the caller is no task.
 #[inline]
 pub(crate) fn yields_to_others(context: &Context<'_>) -> bool {
     let Some(rt) = Rt::enter() else { return false };

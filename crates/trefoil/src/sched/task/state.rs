@@ -17,8 +17,8 @@
 //!
 //! Invariants:
 //! 1. The caller of `begin`, of a `wake` or `cancel` that returns `Enqueue`, of an `end_poll` that
-//!    returns true, or of `end_poll_scheduled` puts the task into a queue. Nothing else does. So a task is in a queue at
-//!    most once.
+//!    returns true, or of `end_poll_scheduled` puts the task into a queue. Nothing else does. So a
+//!    task is in a queue at most once.
 //! 2. A wake-up is always a read-modify-write, also if the task is scheduled already. Otherwise the
 //!    next poll would not be ordered after what the waker did before.
 //! 3. `begin` is called by the owner of a free block, `begin_poll`, `end_poll` and `finish` by the
