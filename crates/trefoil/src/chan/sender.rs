@@ -249,8 +249,8 @@ impl<T> Sender<T> {
     /// Returns the number of values in the channel.
     ///
     /// With capacity 0 it is 0, unless an async receive was cancelled after a value was handed to
-    /// it ([`Receiver::recv_async`]). Other senders and receivers may change the number at any
-    /// time.
+    /// it ([`Receiver::recv_async`](super::Receiver::recv_async)). Other senders and receivers may
+    /// change the number at any time.
     ///
     /// # Examples
     /// ```

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-/// Cancels a [`Context`] and all contexts below it. Clones cancel the same context.
+/// Cancels a [`Context`](super::Context) and all contexts below it. Clones cancel the same context.
 ///
 /// # Drop
 /// Dropping a `Cancel` does not cancel the context.
@@ -25,8 +25,9 @@ pub struct Cancel {
     pub(super) node: Arc<CancelNode>,
 }
 
-/// Cancels a [`Context`] and all contexts below it, and says why. [`Context::with_cancel_cause`]
-/// creates it. Clones cancel the same context.
+/// Cancels a [`Context`](super::Context) and all contexts below it, and says why.
+/// [`Context::with_cancel_cause`](super::Context::with_cancel_cause) creates it. Clones cancel the
+/// same context.
 ///
 /// # Drop
 /// Dropping a `CancelCause` does not cancel the context.
@@ -66,7 +67,8 @@ impl CancelCause {
     /// Cancels the context and all contexts below it for this cause, an error or a text. Does
     /// nothing if the context is done already: the first cause stays.
     ///
-    /// [`Context::err`] is [`ContextError::Canceled`], and [`Context::cause`] is the cause.
+    /// [`Context::err`](super::Context::err) is [`ContextError::Canceled`], and
+    /// [`Context::cause`](super::Context::cause) is the cause.
     ///
     /// # Examples
     /// ```

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-/// The reason why a context is done, returned by [`Context::err`].
+/// The reason why a context is done, returned by [`Context::err`](super::Context::err).
 ///
 /// # Examples
 /// ```
@@ -15,7 +15,8 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContextError {
-    /// [`Cancel::cancel`] was called for the context or for a context above it.
+    /// [`Cancel::cancel`](super::Cancel::cancel) was called for the context or for a context above
+    /// it.
     Canceled,
     /// The deadline of the context, or of a context above it, has passed.
     DeadlineExceeded,
