@@ -26,6 +26,7 @@
 use crate::mem;
 use crate::runtime::with_sched;
 use crate::sched::p_snapshot::PSnapshot;
+use crate::sys::sort::sort_by_key;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -456,6 +457,6 @@ pub fn usage() -> Vec<Usage> {
             runnable: nanos(used.runnable),
         })
         .collect();
-    all.sort_by_key(|used| std::cmp::Reverse((used.running, used.runnable)));
+    sort_by_key(&mut all, |used| std::cmp::Reverse((used.running, used.runnable)));
     all
 }

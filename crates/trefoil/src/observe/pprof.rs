@@ -14,7 +14,8 @@
 use super::protobuf::Message;
 use super::symbols::Frame;
 use crate::sched::labels::LabelSet;
-use std::collections::{BTreeMap, HashMap};
+use crate::sys::sort::{sort_by, sort_by_key};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -173,7 +174,7 @@ impl Profile {
         let samples = groups.map(|(key, group)| Sample { key, group });
         let mut samples: Vec<Sample> = samples.collect();
         let value = |sample: &Sample| sample.group.values[kind.main_value()];
-        samples.sort_by(|a, b| value(b).cmp(&value(a)).then_with(|| a.key.cmp(&b.key)));
+        sort_by(&mut samples, |a, b| value(b).cmp(&value(a)).then_with(|| a.key.cmp(&b.key)));
         let duration = taken.elapsed().unwrap_or_default();
         Profile { kind, taken, duration, period, lost, samples }
     }
@@ -230,15 +231,12 @@ impl Profile {
     /// });
     /// ```
     pub fn by_label(&self, key: &str) -> Vec<(Option<String>, u64)> {
-        let mut sums: BTreeMap<Option<&str>, u64> = BTreeMap::new();
-        for sample in &self.samples {
+        let mut sums = self.sum_by(|sample| {
             let labels = sample.key.labels.as_deref().unwrap_or_default();
-            let value = labels.iter().find(|(known, _)| **known == *key).map(|(_, value)| &**value);
-            *sums.entry(value).or_default() += sample.group.values[self.kind.main_value()];
-        }
-        let mut sums: Vec<_> =
-            sums.into_iter().map(|(value, sum)| (value.map(str::to_owned), sum)).collect();
-        sums.sort_by_key(|&(_, sum)| std::cmp::Reverse(sum));
+            let label = labels.iter().find(|(known, _)| **known == *key);
+            label.map(|(_, value)| (**value).to_owned())
+        });
+        sort_by_key(&mut sums, |&(_, sum)| std::cmp::Reverse(sum));
         sums
     }
 
@@ -257,15 +255,30 @@ impl Profile {
     /// });
     /// ```
     pub fn folded(&self) -> String {
-        let mut lines: BTreeMap<String, u64> = BTreeMap::new();
-        for sample in &self.samples {
+        let lines = self.sum_by(|sample| {
             // A name may have the separator in it: `<[u8; 4] as T>::f`.
             let stack = sample.key.stack.iter().rev();
             let titles = stack.map(|frame| frame.title().replace(';', ","));
-            let line = titles.collect::<Vec<_>>().join(";");
-            *lines.entry(line).or_default() += sample.group.values[self.kind.main_value()];
+            Some(titles.collect::<Vec<_>>().join(";"))
+        });
+        let mut text = String::new();
+        for (line, count) in lines {
+            let _ = writeln!(text, "{} {count}", line.unwrap_or_default());
         }
-        lines.into_iter().map(|(line, count)| format!("{line} {count}\n")).collect()
+        text
+    }
+
+    /// Returns the sum of the samples of each value of `text_of`, in the order of the texts.
+    fn sum_by(&self, text_of: impl Fn(&Sample) -> Option<String>) -> Vec<(Option<String>, u64)> {
+        let value = |sample: &Sample| sample.group.values[self.kind.main_value()];
+        let mut sums: Vec<_> = self.samples.iter().map(|s| (text_of(s), value(s))).collect();
+        sort_by(&mut sums, |a, b| a.0.cmp(&b.0));
+        sums.dedup_by(|next, first| {
+            let is_same = next.0 == first.0;
+            first.1 += if is_same { next.1 } else { 0 };
+            is_same
+        });
+        sums
     }
 
     /// Returns the profile as text, in the form of Go's `debug=1`: for each stack its values, its

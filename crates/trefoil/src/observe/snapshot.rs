@@ -14,6 +14,7 @@ use crate::sched::runnable::RunHead;
 use crate::sched::task::state::{Generation, TaskSnapshot};
 use crate::sched::task::{Task, block};
 use crate::sched::{Sched, current_g};
+use crate::sys::sort::sort_by_key;
 use std::collections::HashSet;
 use std::panic::Location;
 use std::sync::Arc;
@@ -224,7 +225,7 @@ pub(super) fn for_each_name(sched: &Sched, mut f: impl FnMut(u64, &str)) {
 pub(super) fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
     let mut all = Vec::new();
     for_each_subject(sched, |id, subject| all.push((id, subject)));
-    all.sort_unstable_by_key(|&(id, subject)| (!subject.is_caller(), id));
+    sort_by_key(&mut all, |&(id, subject)| (!subject.is_caller(), id));
     all
 }
 

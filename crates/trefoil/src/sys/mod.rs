@@ -1,4 +1,5 @@
-//! System-call wrappers and what is built on them alone: locks, parking, clocks, the environment.
+//! System-call wrappers and what is built on them alone: locks, parking, clocks, the environment. And
+//! a sort that costs little to compile.
 //!
 //! Nothing here knows goroutines, except that their thread-local storage may be current.
 
@@ -22,6 +23,7 @@ pub(crate) mod raw;
 pub(crate) mod realtime;
 pub(crate) mod rng;
 pub(crate) mod signal;
+pub(crate) mod sort;
 pub(crate) mod stderr;
 #[cfg(test)]
 pub(crate) mod test_child;

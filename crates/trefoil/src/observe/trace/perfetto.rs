@@ -15,6 +15,7 @@ use super::decode::{Call, Cause, Event, Trace, What};
 use super::lives::{Life, State};
 use crate::observe::protobuf::Message;
 use crate::sched::record::Stop;
+use crate::sys::sort::{sort_by, sort_by_key};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 
@@ -78,7 +79,7 @@ impl Encoder<'_> {
             times.waiting.saturating_add(times.runnable).saturating_add(times.without_p)
         };
         let mut longest: Vec<_> = lives.iter().map(|(&id, life)| (waited(life), id)).collect();
-        longest.sort_unstable_by(|a, b| b.cmp(a));
+        sort_by(&mut longest, |a, b| b.cmp(a));
         for (i, (_, id)) in longest.into_iter().take(GOROUTINE_TRACKS).enumerate() {
             let track = FIRST_GOROUTINE_TRACK + i as u64;
             self.track(track, &format!("{}: states", self.title(id)));
@@ -303,7 +304,7 @@ fn in_order(rings: &[&[Event]]) -> Vec<(u64, usize, Event)> {
 fn by_time(rings: &[&[Event]], at: &[Vec<u64>]) -> Vec<(usize, usize)> {
     let indices = |(ring, events): (usize, &&[Event])| (0..events.len()).map(move |i| (ring, i));
     let mut all: Vec<(usize, usize)> = rings.iter().enumerate().flat_map(indices).collect();
-    all.sort_by_key(|&(ring, i)| at[ring][i]);
+    sort_by_key(&mut all, |&(ring, i)| at[ring][i]);
     all
 }
 

@@ -3,6 +3,7 @@
 use super::decode::{Call, Cause, Trace, What};
 use super::lives::{Life, Span, State, Times};
 use crate::sched::record::Stop;
+use crate::sys::sort::sort_by;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::Duration;
@@ -184,7 +185,7 @@ fn behind(trace: &Trace<'_>, lives: &HashMap<u64, Life>, queued: &Span) -> Strin
         }
     }
     let mut ran: Vec<(u64, u64)> = ran.into_iter().map(|(id, nanos)| (nanos, id)).collect();
-    ran.sort_unstable_by(|a, b| b.cmp(a));
+    sort_by(&mut ran, |a, b| b.cmp(a));
     let others = ran.len().saturating_sub(NAMED_MAX);
     let mut text = String::new();
     for (i, &(nanos, id)) in ran.iter().take(NAMED_MAX).enumerate() {

@@ -9,6 +9,7 @@ use super::report::{Goroutine, Places};
 use crate::sched::g::Status;
 use crate::sched::{Sched, calls};
 use crate::sys::clock;
+use crate::sys::sort::sort_by;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,7 @@ fn left(sched: &Sched) -> Vec<(u64, bool, u32)> {
             left.push((id, matches!(status, Status::Waiting(_)), since));
         }
     });
-    left.sort_unstable();
+    sort_by(&mut left, Ord::cmp);
     left
 }
 

@@ -10,6 +10,7 @@ use super::report::{Goroutine, Kind, Place, Places};
 use super::{Graph, Wait};
 use crate::sched::Sched;
 use crate::sched::g::Status;
+use crate::sys::sort::{sort_by, sort_by_key};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::panic::Location;
@@ -45,7 +46,7 @@ pub(crate) fn waiting(sched: &Sched, max: usize) -> (Vec<Goroutine>, usize) {
     let graph = Graph::read();
     let is_own = |wait: &&Wait| std::ptr::eq(graph.sched(wait.party), sched);
     let mut waits: Vec<&Wait> = graph.waits.iter().filter(is_own).collect();
-    waits.sort_by_key(|wait| (std::cmp::Reverse(wait.waited), wait.party.id));
+    sort_by_key(&mut waits, |wait| (std::cmp::Reverse(wait.waited), wait.party.id));
     let read = |wait: &&Wait| Goroutine::read(&graph, sched, wait.party.id, wait.party.subject);
     let listed = waits.iter().take(max).filter_map(read).collect();
     (listed, waits.len())
@@ -227,6 +228,6 @@ fn merge(sets: Vec<Alike>) -> Vec<GoroutineGroup> {
         group
     };
     let mut groups: Vec<_> = groups.into_values().map(finish).collect();
-    groups.sort_by(|a, b| (b.count, &a.examples).cmp(&(a.count, &b.examples)));
+    sort_by(&mut groups, |a, b| (b.count, &a.examples).cmp(&(a.count, &b.examples)));
     groups
 }

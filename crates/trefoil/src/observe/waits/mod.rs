@@ -28,6 +28,7 @@ use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::wait::holder::{self, HELD_REASONS};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::mm;
+use crate::sys::sort::sort_by_key;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -254,7 +255,7 @@ impl Graph {
                 }
             }
         }
-        cycles.sort_by_key(|cycle| !self.is_certain(cycle));
+        sort_by_key(&mut cycles, |cycle: &Cycle| !self.is_certain(cycle));
         let mut is_member = vec![false; self.waits.len()];
         cycles.retain(|cycle| {
             let is_new = !cycle.iter().any(|&i| is_member[i]) && self.is_confirmed(cycle);

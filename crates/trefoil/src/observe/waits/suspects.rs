@@ -21,6 +21,7 @@ use crate::sched::wait::holder::{
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, g::G};
 use crate::sys::mm;
+use crate::sys::sort::sort_by;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -213,7 +214,7 @@ fn is_unchanged(graph: &Graph, suspect: &Suspect) -> bool {
 /// rarely one that leads back.
 fn components(suspects: &Suspects) -> Vec<Vec<(usize, u64)>> {
     let mut keys: Vec<_> = suspects.keys().copied().collect();
-    keys.sort_unstable();
+    sort_by(&mut keys, Ord::cmp);
     let mut wakers: Edges = HashMap::new();
     let mut waiters: Edges = HashMap::new();
     for (&key, suspect) in suspects {
@@ -233,7 +234,7 @@ fn components(suspects: &Suspects) -> Vec<Vec<(usize, u64)>> {
         let mut set = Vec::new();
         visit(key, &waiters, &mut seen, &mut set);
         if set.len() > 1 {
-            set.sort_unstable();
+            sort_by(&mut set, Ord::cmp);
             sets.push(set);
         }
     }

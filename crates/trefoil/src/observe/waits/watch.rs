@@ -11,9 +11,9 @@ use super::report::Places;
 use super::{Cycle, Graph};
 use crate::sched::Sched;
 use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::sort::sort_by;
 use crate::sys::stderr::write_all_stderr;
 use crate::sys::thread;
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,10 +31,10 @@ const STACK_BYTES: usize = 1 << 20;
 struct Reported {
     cycles: usize,
     /// The waits of all members.
-    waits: BTreeSet<WaitMark>,
+    waits: Vec<WaitMark>,
 }
 
-static REPORTED: Mutex<Reported> = Mutex::new(Reported { cycles: 0, waits: BTreeSet::new() });
+static REPORTED: Mutex<Reported> = Mutex::new(Reported { cycles: 0, waits: Vec::new() });
 
 /// Stands for one wait of a goroutine: the number of its runtime and its id, and its object with the
 /// count of its waits.
@@ -94,7 +94,7 @@ impl Graph {
             (self.sched(wait.party).holder_salt(), wait.party.id, wait.word)
         };
         let mut marks: Vec<_> = cycle.iter().map(mark).collect();
-        marks.sort_unstable();
+        sort_by(&mut marks, Ord::cmp);
         marks
     }
 }
