@@ -148,7 +148,7 @@ impl State {
         let mut end = End::new(accepted, host, local, remote, peer_host.unwrap_or(host));
         end.socket = Some(socket);
         end.filler = fill(fd);
-        self.ends.insert(number, end);
+        self.ends.insert(number, Box::new(end));
         match peer_host {
             Some(peer_host) => {
                 let due = self.arrival(host, peer_host, 0, now);
@@ -233,7 +233,7 @@ impl State {
         self.watch(&fd, own << 1)?;
         let mut end = End::new(fd, host, local, remote, peer_host);
         end.peer = Some(number);
-        self.ends.insert(own, end);
+        self.ends.insert(own, Box::new(end));
         if let Some(client) = self.ends.get_mut(&number) {
             client.peer = Some(own);
         }
@@ -306,11 +306,8 @@ impl State {
         loop {
             let Some(end) = self.ends.get(&number) else { return };
             let Some(fd) = end.raw() else { return };
-            let is_full = |peer: &End| peer.queued >= WINDOW;
-            if end.has_ended
-                || end.filler > 0
-                || end.peer.and_then(|peer| self.ends.get(&peer)).is_some_and(is_full)
-            {
+            let peer = end.peer.and_then(|peer| self.ends.get(&peer));
+            if end.has_ended || end.filler > 0 || peer.is_some_and(|peer| peer.queued >= WINDOW) {
                 return;
             }
             let mut bytes = vec![0; SEGMENT];
@@ -470,7 +467,8 @@ impl State {
         let is_over = |end: &End| end.has_ended && end.is_finished;
         let Some(end) = self.ends.get(&number) else { return };
         let peer = end.peer;
-        if is_over(end) && peer.and_then(|peer| self.ends.get(&peer)).is_none_or(is_over) {
+        let other = peer.and_then(|peer| self.ends.get(&peer));
+        if is_over(end) && other.is_none_or(|other| is_over(other)) {
             self.ends.remove(&number);
             if let Some(peer) = peer {
                 self.ends.remove(&peer);
@@ -492,8 +490,8 @@ impl State {
     /// Resets all connections between two hosts.
     fn reset_between(&mut self, a: u16, b: u16) {
         let is_between = |end: &End| [(a, b), (b, a)].contains(&(end.host, end.peer_host));
-        let all = self.ends.iter().filter(|(_, end)| is_between(end));
-        let all: Vec<(u64, bool)> = all.map(|(&n, end)| (n, end.filler > 0)).collect();
+        let all = self.ends.entries().iter().filter(|(_, end)| is_between(end));
+        let all: Vec<(u64, bool)> = all.map(|(n, end)| (*n, end.filler > 0)).collect();
         for (number, is_connecting) in all {
             if is_connecting {
                 self.refused(number, libc::ECONNRESET);
@@ -506,7 +504,7 @@ impl State {
     /// A host has lost its power: its ends are gone. Their peers do not learn that.
     pub(super) fn lose_ends(&mut self, host: u16, now: Nanos) {
         let mut peers = Vec::new();
-        for end in self.ends.values_mut().filter(|end| end.host == host) {
+        for (_, end) in self.ends.iter_mut().filter(|(_, end)| end.host == host) {
             end.fd = None;
             end.arrived.clear();
             end.queued = end.incoming.iter().map(|(_, segment)| segment.len()).sum();

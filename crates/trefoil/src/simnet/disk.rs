@@ -19,7 +19,8 @@
 use super::sockets::{descriptor_limit, path_of_other};
 use super::{Network, status};
 use crate::sys::rng::Rng;
-use std::collections::BTreeMap;
+use crate::sys::sort::sort_by_key;
+use crate::sys::sorted_map::SortedMap;
 use std::fs;
 use std::io;
 use std::os::fd::RawFd;
@@ -33,27 +34,31 @@ const SECTOR: usize = 512;
 pub(super) struct Disks {
     /// The folder that holds them. None before the first one.
     root: Option<PathBuf>,
-    by_host: BTreeMap<u16, Disk>,
+    by_host: SortedMap<u16, Disk>,
 }
 
 #[derive(Default)]
 struct Disk {
     folder: PathBuf,
     /// Durable bytes, by inode.
-    contents: BTreeMap<u64, Vec<u8>>,
+    contents: SortedMap<u64, Vec<u8>>,
     /// Durable names of files, with their inodes, by folder.
-    names: BTreeMap<PathBuf, BTreeMap<PathBuf, u64>>,
+    names: SortedMap<PathBuf, Names>,
 }
+
+/// The files in a folder with their inodes, in the order of their paths.
+type Names = Vec<(PathBuf, u64)>;
 
 /// A file as the program sees it.
 struct LiveFile {
+    path: PathBuf,
     inode: u64,
     bytes: Vec<u8>,
 }
 
 impl Disks {
     pub(super) fn new() -> Disks {
-        Disks { root: None, by_host: BTreeMap::new() }
+        Disks { root: None, by_host: SortedMap::new() }
     }
 }
 
@@ -100,11 +105,11 @@ impl Network {
         let names = (stat.st_mode & libc::S_IFMT == libc::S_IFDIR).then(|| names_in(&path));
         let bytes = fs::read(format!("/proc/self/fd/{fd}"));
         let mut state = self.lock();
-        let mut disks = state.disks.by_host.values_mut();
+        let mut disks = state.disks.by_host.iter_mut().map(|(_, disk)| disk);
         let Some(disk) = disks.find(|disk| path.starts_with(&disk.folder)) else { return false };
         match (names, bytes) {
-            (Some(names), _) => _ = disk.names.insert(path, names),
-            (None, Ok(bytes)) => _ = disk.contents.insert(stat.st_ino, bytes),
+            (Some(names), _) => disk.names.insert(path, names),
+            (None, Ok(bytes)) => disk.contents.insert(stat.st_ino, bytes),
             (None, Err(_)) => {}
         }
         true
@@ -123,7 +128,7 @@ impl Network {
     /// The test closes its own files.
     pub(super) fn close_disks(&self) {
         let disks = std::mem::replace(&mut self.lock().disks, Disks::new());
-        for (_, disk) in disks.by_host.iter().filter(|(host, _)| **host != 0) {
+        for (_, disk) in disks.by_host.entries().iter().filter(|(host, _)| *host != 0) {
             self.close_files_in(&disk.folder);
         }
         drop(disks);
@@ -153,7 +158,7 @@ impl Disks {
 impl Disk {
     /// Leaves what survives in `folder`, and in the folders in it.
     fn crash(&mut self, folder: &Path, rng: &mut Rng) -> io::Result<()> {
-        let mut live = BTreeMap::new();
+        let mut live = Vec::new();
         let mut folders = Vec::new();
         for entry in sorted(folder)? {
             let path = entry.path();
@@ -162,35 +167,35 @@ impl Disk {
                 folders.push(path);
             } else if kind.is_file() {
                 let inode = entry.metadata()?.ino();
-                live.insert(path.clone(), LiveFile { inode, bytes: fs::read(&path)? });
+                live.push(LiveFile { inode, bytes: fs::read(&path)?, path });
             }
         }
-        let live_names = live.iter().map(|(path, file)| (path.clone(), file.inode)).collect();
-        let durable_names = self.names.get(folder).cloned().unwrap_or_default();
+        let live_names: Names = live.iter().map(|file| (file.path.clone(), file.inode)).collect();
+        let durable_names = self.names.get(&folder.to_owned()).cloned().unwrap_or_default();
         let names = if live_names == durable_names || rng.next() & 1 == 0 {
             live_names
         } else {
             durable_names
         };
-        let by_inode: BTreeMap<u64, &LiveFile> =
-            live.values().map(|file| (file.inode, file)).collect();
-        let mut kept = BTreeMap::new();
+        let mut by_inode = SortedMap::new();
+        live.iter().for_each(|file| by_inode.insert(file.inode, &file.bytes));
+        let mut kept = Vec::new();
         for (path, inode) in names {
             let durable = self.contents.get(&inode).map_or(&[][..], Vec::as_slice);
             let bytes = match by_inode.get(&inode) {
-                Some(file) => survivors(durable, &file.bytes, rng),
+                Some(live) => survivors(durable, live, rng),
                 None => durable.to_vec(),
             };
-            kept.insert(path, bytes);
+            kept.push((path, bytes));
         }
-        live.keys().try_for_each(fs::remove_file)?;
-        let mut durable_names = BTreeMap::new();
+        live.iter().try_for_each(|file| fs::remove_file(&file.path))?;
+        let mut durable_names = Names::new();
         for (path, bytes) in kept {
             fs::write(&path, &bytes)?;
             // After the restart, what is there is durable.
             let inode = fs::metadata(&path)?.ino();
             self.contents.insert(inode, bytes);
-            durable_names.insert(path, inode);
+            durable_names.push((path, inode));
         }
         self.names.insert(folder.to_owned(), durable_names);
         folders.iter().try_for_each(|folder| self.crash(folder, rng))
@@ -220,8 +225,8 @@ fn survivors(durable: &[u8], live: &[u8], rng: &mut Rng) -> Vec<u8> {
 }
 
 /// Returns the names of the files in a folder, with their inodes.
-fn names_in(folder: &Path) -> BTreeMap<PathBuf, u64> {
-    let Ok(entries) = sorted(folder) else { return BTreeMap::new() };
+fn names_in(folder: &Path) -> Names {
+    let Ok(entries) = sorted(folder) else { return Names::new() };
     let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
     let files = entries.into_iter().filter(is_file);
     files.filter_map(|entry| Some((entry.path(), entry.metadata().ok()?.ino()))).collect()
@@ -230,7 +235,7 @@ fn names_in(folder: &Path) -> BTreeMap<PathBuf, u64> {
 /// Returns the entries of a folder in the order of their names.
 fn sorted(folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
     let mut entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
-    entries.sort_by_key(fs::DirEntry::file_name);
+    sort_by_key(&mut entries, fs::DirEntry::file_name);
     Ok(entries)
 }
 

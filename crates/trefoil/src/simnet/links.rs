@@ -108,7 +108,7 @@ impl State {
 
     fn link(&mut self, from: u16, to: u16) -> &mut Link {
         let default = &self.default_link;
-        self.links.entry((from, to)).or_insert_with(|| {
+        self.links.get_or_insert_with((from, to), || {
             let mut link = default.clone();
             if from == to {
                 link = Link { latency: (LOCAL_LATENCY, LOCAL_LATENCY), ..Link::new() };

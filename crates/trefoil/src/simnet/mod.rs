@@ -51,13 +51,15 @@ use crate::sched::simulation::{self, Simulation, World};
 use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::raw::syscall;
 use crate::sys::rng::Rng;
+use crate::sys::sorted_map::SortedMap;
 use connections::End;
 use datagrams::{Datagram, Puppet};
 use links::{Host, Link};
 use name::{Name, NameKind};
 use sockets::Socket;
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::cmp::Ordering as Order;
+use std::collections::BinaryHeap;
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -86,19 +88,19 @@ struct State {
     incarnations: Vec<u16>,
     /// Links that were used or changed, by their hosts (from, to). A link between two hosts begins
     /// as a copy of `default_link`.
-    links: BTreeMap<(u16, u16), Link>,
+    links: SortedMap<(u16, u16), Link>,
     default_link: Link,
     /// The program's sockets, by their numbers.
-    sockets: BTreeMap<u64, Socket>,
+    sockets: SortedMap<u64, Box<Socket>>,
     /// The numbers of the sockets, by descriptor. Several descriptors may refer to one socket.
-    descriptors: BTreeMap<RawFd, u64>,
+    descriptors: SortedMap<RawFd, u64>,
     /// The incarnations that own epoll instances and eventfds, by descriptor.
-    event_descriptors: BTreeMap<RawFd, u32>,
-    ends: BTreeMap<u64, End>,
-    puppets: BTreeMap<u64, Puppet>,
-    puppet_of: BTreeMap<(u16, SocketAddr), u64>,
-    /// What happens when. The second number keeps the order of events at the same time.
-    events: BTreeMap<(Nanos, u64), Event>,
+    event_descriptors: SortedMap<RawFd, u32>,
+    ends: SortedMap<u64, Box<End>>,
+    puppets: SortedMap<u64, Puppet>,
+    puppet_of: SortedMap<(u16, SocketAddr), u64>,
+    /// What happens when.
+    events: BinaryHeap<Scheduled>,
     /// The last number that a socket, an end, a puppet or an event got.
     last_number: u64,
     last_port: u16,
@@ -130,6 +132,35 @@ enum Event {
     },
     Datagram(Datagram),
 }
+
+/// An event with its time.
+struct Scheduled {
+    due: Nanos,
+    /// Keeps the order of events at the same time.
+    number: u64,
+    event: Event,
+}
+
+/// The event that happens first is the largest: [`BinaryHeap`] returns that one.
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Scheduled) -> Order {
+        (other.due, other.number).cmp(&(self.due, self.number))
+    }
+}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Scheduled) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Scheduled) -> bool {
+        self.cmp(other) == Order::Equal
+    }
+}
+
+impl Eq for Scheduled {}
 
 impl World for Network {
     fn contains(&self, fd: RawFd) -> bool {
@@ -184,15 +215,15 @@ impl Network {
             epoll: None,
             hosts: Vec::new(),
             incarnations: Vec::new(),
-            links: BTreeMap::new(),
+            links: SortedMap::new(),
             default_link: Link::new(),
-            sockets: BTreeMap::new(),
-            descriptors: BTreeMap::new(),
-            event_descriptors: BTreeMap::new(),
-            ends: BTreeMap::new(),
-            puppets: BTreeMap::new(),
-            puppet_of: BTreeMap::new(),
-            events: BTreeMap::new(),
+            sockets: SortedMap::new(),
+            descriptors: SortedMap::new(),
+            event_descriptors: SortedMap::new(),
+            ends: SortedMap::new(),
+            puppets: SortedMap::new(),
+            puppet_of: SortedMap::new(),
+            events: BinaryHeap::new(),
             last_number: 0,
             last_port: 0,
             disks: disk::Disks::new(),
@@ -213,15 +244,14 @@ impl Network {
         let now = clock::now();
         loop {
             let mut moved = state.take_kernel_events(now);
-            while let Some(first) = state.events.first_entry()
-                && first.key().0 <= now
+            while state.events.peek().is_some_and(|first| first.due <= now)
+                && let Some(first) = state.events.pop()
             {
-                let event = first.remove();
-                state.happen(event, now);
+                state.happen(first.event, now);
                 moved = true;
             }
             if !moved {
-                return state.events.first_key_value().map_or(NEVER, |((due, _), _)| *due);
+                return state.events.peek().map_or(NEVER, |first| first.due);
             }
         }
     }
@@ -235,7 +265,7 @@ impl State {
 
     fn schedule(&mut self, due: Nanos, event: Event) {
         let number = self.next_number();
-        self.events.insert((due, number), event);
+        self.events.push(Scheduled { due, number, event });
     }
 
     fn happen(&mut self, event: Event, now: Nanos) {

@@ -11,8 +11,8 @@ use crate::mem::MmapVec;
 use crate::sys::clock;
 use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
+use crate::sys::sorted_map::SortedMap;
 use libc::{c_int, sockaddr, socklen_t};
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -40,7 +40,7 @@ pub(super) struct Socket {
     /// Why the connection failed.
     pub(super) error: c_int,
     /// Options of protocols, which only the program reads.
-    options: BTreeMap<(c_int, c_int), Vec<u8>>,
+    options: SortedMap<(c_int, c_int), Vec<u8>>,
 }
 
 /// Which address of a socket is asked for.
@@ -317,7 +317,7 @@ impl Socket {
             peer: None,
             is_connecting: false,
             error: 0,
-            options: BTreeMap::new(),
+            options: SortedMap::new(),
         }
     }
 }
@@ -332,18 +332,18 @@ impl State {
     }
 
     fn socket(&self, fd: RawFd) -> Option<&Socket> {
-        self.sockets.get(&self.number_of(fd)?)
+        self.sockets.get(&self.number_of(fd)?).map(Box::as_ref)
     }
 
     /// Returns a descriptor of a socket.
     pub(super) fn descriptor_of(&self, number: u64) -> Option<RawFd> {
-        self.descriptors.iter().find(|(_, of)| **of == number).map(|(&fd, _)| fd)
+        self.descriptors.entries().iter().find(|(_, of)| *of == number).map(|(fd, _)| *fd)
     }
 
     /// Adds a socket with its first descriptor. Returns its number.
     fn add_socket(&mut self, fd: RawFd, socket: Socket) -> u64 {
         let number = self.next_number();
-        self.sockets.insert(number, socket);
+        self.sockets.insert(number, Box::new(socket));
         self.add_descriptor(fd, number);
         number
     }
@@ -482,7 +482,7 @@ impl Network {
         state.puppet_of.clear();
         state.events.clear();
         state.epoll = None;
-        let rest: Vec<RawFd> = state.descriptors.keys().copied().collect();
+        let rest: Vec<RawFd> = state.descriptors.entries().iter().map(|(fd, _)| *fd).collect();
         for fd in rest {
             state.remove_descriptor(fd);
             mark(fd, false);
@@ -495,12 +495,12 @@ impl Network {
         let (sockets, event_descriptors): (Vec<RawFd>, Vec<RawFd>) = {
             let mut state = self.lock();
             let owner = |number| state.sockets.get(number).map(|socket| socket.incarnation);
-            let sockets = state.descriptors.iter();
-            let sockets = sockets.filter(|(fd, n)| owner(n).is_some_and(|of| is_meant(**fd, of)));
-            let sockets = sockets.map(|(&fd, _)| fd).collect();
-            let event_descriptors =
-                state.event_descriptors.iter().filter(|(fd, of)| is_meant(**fd, **of));
-            let event_descriptors: Vec<RawFd> = event_descriptors.map(|(&fd, _)| fd).collect();
+            let sockets = state.descriptors.entries().iter();
+            let sockets = sockets.filter(|(fd, n)| owner(n).is_some_and(|of| is_meant(*fd, of)));
+            let sockets = sockets.map(|(fd, _)| *fd).collect();
+            let event_descriptors = state.event_descriptors.entries().iter();
+            let event_descriptors = event_descriptors.filter(|(fd, of)| is_meant(*fd, *of));
+            let event_descriptors = event_descriptors.map(|(fd, _)| *fd).collect();
             state.event_descriptors.retain(|&fd, owner| !is_meant(fd, *owner));
             (sockets, event_descriptors)
         };
@@ -533,8 +533,8 @@ impl Network {
         let mut state = self.lock();
         match state.event_descriptors.get(&from).copied() {
             Some(owner) => state.event_descriptors.insert(to, owner),
-            None => state.event_descriptors.remove(&to),
-        };
+            None => _ = state.event_descriptors.remove(&to),
+        }
         match state.number_of(from) {
             Some(number) => state.add_descriptor(to, number),
             None => {

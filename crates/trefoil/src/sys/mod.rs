@@ -1,5 +1,5 @@
 //! System-call wrappers and what is built on them alone: locks, parking, clocks, the environment. And
-//! a sort that costs little to compile.
+//! a map and a sort that cost little to compile.
 //!
 //! Nothing here knows goroutines, except that their thread-local storage may be current.
 
@@ -24,6 +24,8 @@ pub(crate) mod realtime;
 pub(crate) mod rng;
 pub(crate) mod signal;
 pub(crate) mod sort;
+#[cfg(feature = "std")]
+pub(crate) mod sorted_map;
 pub(crate) mod stderr;
 #[cfg(test)]
 pub(crate) mod test_child;
