@@ -45,7 +45,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{self, IoSlice};
 use std::mem::ManuallyDrop;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -114,6 +114,12 @@ impl ActiveCall<'_> {
     }
 }
 
+impl AsFd for ActiveCall<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
+}
+
 impl Drop for ActiveCall<'_> {
     fn drop(&mut self) {
         // AcqRel: the call that releases the file comes after the end of all other calls.
@@ -176,8 +182,7 @@ impl Fd {
     /// Calls `f` with the socket. `f` must not wait.
     pub(crate) fn with<T>(&self, f: impl FnOnce(SockRef<'_>) -> io::Result<T>) -> io::Result<T> {
         let call = self.call()?;
-        let fd = call.fd();
-        f(SockRef::from(&fd))
+        f(SockRef::from(&call))
     }
 
     /// Borrows the descriptor for the user. From now on `close` leaves its file in place.
@@ -234,6 +239,24 @@ impl Fd {
         direction: Direction,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> io::Result<T> {
+        let mut value = None;
+        self.retry(direction, &mut |fd| {
+            value = Some(attempt(fd)?);
+            Ok(())
+        })?;
+        match value {
+            Some(value) => Ok(value),
+            None => unreachable!("the last attempt has set the value"),
+        }
+    }
+
+    /// Does the work of [`Fd::io`]. One function for all calls: it is compiled once, and the indirect
+    /// call is nothing next to the system call behind it.
+    fn retry(
+        &self,
+        direction: Direction,
+        attempt: &mut dyn FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>,
+    ) -> io::Result<()> {
         let call = self.call()?;
         #[cfg(feature = "std")]
         simulation::point();
@@ -254,7 +277,7 @@ impl Fd {
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
-                Ok(value) => return Ok(value),
+                Ok(()) => return Ok(()),
             }
         }
     }
@@ -266,11 +289,14 @@ impl Fd {
         len: usize,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<usize>,
     ) -> io::Result<usize> {
-        // Without a wait no event corrects the assumption that the stream is still empty.
-        if self.refuses_to_wait() {
-            return self.io(Direction::Read, attempt);
-        }
-        self.io(Direction::Read, |fd| self.read_unless_drained(len, || attempt(fd)))
+        self.io(Direction::Read, |fd| {
+            // Without a wait no event corrects the assumption that the stream is still empty.
+            if self.refuses_to_wait() {
+                attempt(fd)
+            } else {
+                self.read_unless_drained(len, || attempt(fd))
+            }
+        })
     }
 
     /// Makes one attempt to read into `len` bytes, unless the stream is known to be empty.
