@@ -87,18 +87,32 @@ pub(crate) fn block_in(
     reason: WaitReason,
     store: impl FnOnce(usize) -> bool,
 ) -> Option<Rt> {
+    let sleeper = sleeper_of(here);
+    if !store(sleeper) {
+        return here;
+    }
     match here {
-        Some(rt) => {
-            let sleeper = std::ptr::from_ref(rt.g()) as usize;
-            Some(if store(sleeper) { switch::park(rt, reason) } else { rt })
-        }
+        Some(rt) => Some(switch::park(rt, reason)),
         None => {
-            let waiter = ThreadWaiter::of_this_thread();
-            if store(thread_sleeper(waiter)) {
-                waiter.sleep();
-            }
+            sleep_on_thread(sleeper);
             None
         }
+    }
+}
+
+/// Returns the sleeper word of the caller.
+#[inline]
+fn sleeper_of(here: Option<Rt>) -> usize {
+    match here {
+        Some(rt) => std::ptr::from_ref(rt.g()) as usize,
+        None => thread_sleeper(ThreadWaiter::of_this_thread()),
+    }
+}
+
+/// Sleeps on a plain thread, whose sleeper word is `sleeper`, until the waker comes.
+fn sleep_on_thread(sleeper: usize) {
+    if let Sleeper::Thread(waiter) = decode(sleeper) {
+        waiter.sleep();
     }
 }
 
@@ -319,9 +333,16 @@ fn no_claim_word() -> ! {
     crate::sched::fatal(format_args!("this sleeper has no claim word: a bug in trefoil"))
 }
 
-/// Begins a new wait of `sleeper`, whose claim word is `claim`.
+/// Begins a new wait of the caller.
 #[inline]
-fn open_wait(claim: &AtomicU64, sleeper: usize) -> Waiter {
+fn open_wait(here: Option<Rt>) -> Waiter {
+    let (claim, sleeper) = match here {
+        Some(rt) => (&rt.g().claim, std::ptr::from_ref(rt.g()) as usize),
+        None => {
+            let thread = ThreadWaiter::of_this_thread();
+            (&thread.claim, thread_sleeper(thread))
+        }
+    };
     let number = (claim.load(Ordering::Relaxed) >> WINNER_BITS) + 1;
     // Release: `register` publishes the waiter, and a claim through it must find this number.
     claim.store(number << WINNER_BITS, Ordering::Release);
@@ -353,14 +374,26 @@ pub(crate) fn wait_in(
     deadline: Nanos,
     register: impl FnOnce(Waiter) -> bool,
 ) -> (Option<u16>, Option<Rt>) {
-    let Some(rt) = here else {
-        return (wait_on_thread(deadline, register), None);
-    };
-    let g = rt.g();
-    let waiter = open_wait(&g.claim, std::ptr::from_ref(g) as usize);
+    let waiter = open_wait(here);
     if !register(waiter) {
         return (None, here);
     }
+    let (winner, here) = park_waiter(here, waiter, reason, deadline);
+    (Some(winner), here)
+}
+
+/// Parks the caller until its registered waiter is claimed and woken. Returns the winner.
+#[inline]
+fn park_waiter(
+    here: Option<Rt>,
+    waiter: Waiter,
+    reason: WaitReason,
+    deadline: Nanos,
+) -> (u16, Option<Rt>) {
+    let Some(rt) = here else {
+        return (wait_on_thread(waiter, deadline), None);
+    };
+    let g = rt.g();
     let timers = (deadline != NEVER).then(|| {
         rt.sched().set_wait_timer(rt, deadline, waiter);
         &rt.p().timers
@@ -372,16 +405,12 @@ pub(crate) fn wait_in(
     {
         timers.count_stale();
     }
-    (Some(winner), Some(rt))
+    (winner, Some(rt))
 }
 
-/// As [`wait`], on a plain thread.
-fn wait_on_thread(deadline: Nanos, register: impl FnOnce(Waiter) -> bool) -> Option<u16> {
-    let thread = ThreadWaiter::of_this_thread();
-    let waiter = open_wait(&thread.claim, thread_sleeper(thread));
-    if !register(waiter) {
-        return None;
-    }
+/// [`park_waiter`] on a plain thread.
+fn wait_on_thread(waiter: Waiter, deadline: Nanos) -> u16 {
+    let Sleeper::Thread(thread) = decode(waiter.sleeper) else { no_claim_word() };
     if deadline == NEVER {
         thread.sleep();
     } else {
@@ -396,5 +425,5 @@ fn wait_on_thread(deadline: Nanos, register: impl FnOnce(Waiter) -> bool) -> Opt
         }
     }
     // Acquire: pairs with the Release in the winner's `claim`.
-    Some((thread.claim.load(Ordering::Acquire) & WINNER_MASK) as u16)
+    (thread.claim.load(Ordering::Acquire) & WINNER_MASK) as u16
 }

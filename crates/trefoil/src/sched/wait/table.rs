@@ -78,6 +78,34 @@ pub(crate) fn bucket_of(key: usize) -> usize {
     (hash >> (64 - BUCKETS.trailing_zeros())) as usize
 }
 
+/// A queue outside its bucket, which is locked.
+struct LockedQueue<'a> {
+    bucket: &'a Bucket,
+    /// What leads to the queue's first node, and the rest of the chain behind that node.
+    link: &'a Cell<*const Node>,
+    rest: *const Node,
+    queue: List,
+}
+
+impl LockedQueue<'_> {
+    /// Puts the queue of `key` back, and unlocks the bucket.
+    fn unlock(self, key: usize) {
+        let LockedQueue { bucket, link, rest, queue } = self;
+        // SAFETY: linked nodes are alive (`list.rs`, invariant 1), and this thread has the lock. If
+        // the former first node was taken, nothing here touches it again.
+        match unsafe { queue.first().as_ref() } {
+            None => link.set(rest),
+            Some(first) => {
+                first.key.set(key);
+                first.chain.set(rest);
+                first.queue.set(queue);
+                link.set(first);
+            }
+        }
+        bucket.lock.unlock();
+    }
+}
+
 impl WaitTable {
     const fn new() -> WaitTable {
         WaitTable {
@@ -89,10 +117,18 @@ impl WaitTable {
     /// on a plain thread, or on a goroutine outside the runtime that holds no lock of the runtime.
     /// `f` obeys invariant 2 of `list.rs`, and does not panic.
     pub(crate) fn with_queue<R>(&self, key: usize, f: impl FnOnce(&mut List) -> R) -> R {
+        let mut locked = self.lock_queue(key);
+        let r = f(&mut locked.queue);
+        locked.unlock(key);
+        r
+    }
+
+    /// Locks the bucket of `key`, and takes the queue out of it.
+    fn lock_queue(&self, key: usize) -> LockedQueue<'_> {
         let bucket = &self.buckets[bucket_of(key)];
         bucket.lock.lock();
         let mut link = &bucket.first;
-        let (mut queue, rest) = loop {
+        let (queue, rest) = loop {
             // SAFETY: linked nodes are alive (`list.rs`, invariant 1), and this thread has the
             // lock.
             match unsafe { link.get().as_ref() } {
@@ -103,19 +139,7 @@ impl WaitTable {
                 Some(node) => link = &node.chain,
             }
         };
-        let r = f(&mut queue);
-        // SAFETY: as above. If `f` has taken the former first node, nothing here touches it again.
-        match unsafe { queue.first().as_ref() } {
-            None => link.set(rest),
-            Some(first) => {
-                first.key.set(key);
-                first.chain.set(rest);
-                first.queue.set(queue);
-                link.set(first);
-            }
-        }
-        bucket.lock.unlock();
-        r
+        LockedQueue { bucket, link, rest, queue }
     }
 
     /// Takes every live sleeper of the bucket `index` for whose key `wanted` returns true.
