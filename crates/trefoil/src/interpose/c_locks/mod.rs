@@ -213,7 +213,7 @@ impl Waiters {
         reason: WaitReason,
         weight: usize,
         limit: Option<ClockTime>,
-        attempt: impl Fn(&List, u32) -> c_int,
+        attempt: &dyn Fn(&List, u32) -> c_int,
     ) -> c_int {
         let _counted = self.count();
         // A mutex or read-write lock that is waited for is counted already.

@@ -194,7 +194,7 @@ unsafe fn wait(
         Ok(limit) => limit,
         Err(rc) => return rc,
     };
-    let rc = WAITERS.acquire(mutex as usize, WaitReason::PthreadMutex, 0, limit, |_, _| {
+    let rc = WAITERS.acquire(mutex as usize, WaitReason::PthreadMutex, 0, limit, &|_, _| {
         if is_left_to_libc(mutex as usize) {
             return USE_LIBC;
         }

@@ -213,7 +213,7 @@ unsafe fn read_slow(
         // SAFETY: the caller's contract.
         unsafe { real::pthread_rwlock_tryrdlock(lock) }
     };
-    WAITERS.acquire(lock as usize, reason, 0, limit, attempt)
+    WAITERS.acquire(lock as usize, reason, 0, limit, &attempt)
 }
 
 /// Locks for writing; `fallback` is the real function.
@@ -253,7 +253,7 @@ unsafe fn write_slow(
     let reason = WaitReason::PthreadRwLockWrite;
     WAITING_WRITERS.fetch_add(1, Ordering::Relaxed);
     let weight = if kind.prefers_writers { WRITER | PREFERRED } else { WRITER };
-    let rc = WAITERS.acquire(lock as usize, reason, weight, limit, |_, _| {
+    let rc = WAITERS.acquire(lock as usize, reason, weight, limit, &|_, _| {
         // SAFETY: the caller's contract.
         unsafe { real::pthread_rwlock_trywrlock(lock) }
     });

@@ -98,7 +98,7 @@ unsafe fn try_then_wait(
         SIGNAL_WAITS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's contract.
         let attempt = |_: &_, _| unsafe { try_once(sem) };
-        rc = WAITERS.acquire(sem as usize, WaitReason::PosixSemaphore, 0, limit, attempt);
+        rc = WAITERS.acquire(sem as usize, WaitReason::PosixSemaphore, 0, limit, &attempt);
         SIGNAL_WAITS.fetch_sub(1, Ordering::Relaxed);
     }
     if rc == 0 {
