@@ -13,7 +13,7 @@ use crate::sys::thread::with_os_threads;
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{self, PanicHookInfo};
-use std::sync::{Once, mpsc};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 type Hook = Box<dyn Fn(&PanicHookInfo<'_>) + Sync + Send + 'static>;
@@ -32,14 +32,17 @@ pub(crate) fn install_hook() {
     // This thread panics: a destructor during unwinding, or the hook itself, starts the first
     // runtime. std refuses to change the hook on such a thread, so another thread does it. While
     // the hook itself runs it cannot be replaced, so the wait is limited.
-    let (done, wait) = mpsc::channel();
+    let is_done = Arc::new((Mutex::new(false), Condvar::new()));
+    let shared = is_done.clone();
     let install = move || {
         install_now();
-        let _ = done.send(());
+        *shared.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        shared.1.notify_one();
     };
     let thread = std::thread::Builder::new().name("trefoil-hook".into());
     if with_os_threads(|| thread.spawn(install)).is_ok() {
-        let _ = wait.recv_timeout(INSTALL_LIMIT);
+        let guard = is_done.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = is_done.1.wait_timeout_while(guard, INSTALL_LIMIT, |is_done| !*is_done);
     }
 }
 

@@ -156,6 +156,9 @@ impl Group {
     }
 }
 
+/// The groups of a profile. Groups with different ids of goroutines are different samples.
+pub(super) type GroupsByFrames = HashMap<(SampleKey, Option<u64>), Group>;
+
 #[derive(Clone, Debug)]
 struct Sample {
     key: SampleKey,
@@ -169,9 +172,9 @@ impl Profile {
         taken: SystemTime,
         period: u64,
         lost: u64,
-        groups: impl Iterator<Item = (SampleKey, Group)>,
+        groups: GroupsByFrames,
     ) -> Profile {
-        let samples = groups.map(|(key, group)| Sample { key, group });
+        let samples = groups.into_iter().map(|((key, _), group)| Sample { key, group });
         let mut samples: Vec<Sample> = samples.collect();
         let value = |sample: &Sample| sample.group.values[kind.main_value()];
         sort_by(&mut samples, |a, b| value(b).cmp(&value(a)).then_with(|| a.key.cmp(&b.key)));

@@ -180,7 +180,7 @@ pub(super) fn for_each(sched: &Sched, mut f: impl FnMut(Snapshot)) {
 /// Returns a snapshot of the goroutine or task of `sched` with this id.
 pub(super) fn one(sched: &Sched, id: u64) -> Option<Snapshot> {
     let mut found = None;
-    for_each_subject(sched, |other, subject| {
+    for_each_subject(sched, &mut |other, subject| {
         if other == id {
             found = Some(subject);
         }
@@ -224,7 +224,7 @@ pub(super) fn for_each_name(sched: &Sched, mut f: impl FnMut(u64, &str)) {
 /// Returns the goroutines and tasks of `sched` with their ids, the caller first, then by id.
 pub(super) fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
     let mut all = Vec::new();
-    for_each_subject(sched, |id, subject| all.push((id, subject)));
+    for_each_subject(sched, &mut |id, subject| all.push((id, subject)));
     sort_by_key(&mut all, |&(id, subject)| (!subject.is_caller(), id));
     all
 }
@@ -232,7 +232,7 @@ pub(super) fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
 /// Calls `f` with the id of every goroutine and task of `sched`, in no order. One that ends
 /// meanwhile may be left out, or be another one by the time `f` sees it
 /// ([`Subject::is_still`]).
-pub(super) fn for_each_subject(sched: &Sched, mut f: impl FnMut(u64, Subject)) {
+pub(super) fn for_each_subject(sched: &Sched, f: &mut dyn FnMut(u64, Subject)) {
     // Tasks that a carrier polls: they are not listed a second time.
     let mut polled: HashSet<*const Task> = HashSet::new();
     g::for_each(&mut |g| {

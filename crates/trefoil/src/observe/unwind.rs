@@ -107,12 +107,13 @@ impl Tables {
     }
 
     /// Returns the code addresses of a stack, innermost first. `read` returns the word at an address
-    /// of the stack. If the outer frames are on another stack, `caller` is where that one is.
+    /// of the stack; it is `dyn` because all of framehop is compiled for each type of it. If the outer
+    /// frames are on another stack, `caller` is where that one is.
     pub(super) fn unwind(
         &mut self,
         registers: Registers,
         caller: Range<u64>,
-        mut read: impl FnMut(u64) -> Result<u64, ()>,
+        mut read: &mut dyn FnMut(u64) -> Result<u64, ()>,
     ) -> Vec<u64> {
         let mut regs = framehop_registers(registers);
         let mut frame = FrameAddress::from_instruction_pointer(registers.pc);
@@ -180,14 +181,14 @@ impl Tables {
             return None;
         }
         let (start, end) = (sp as u64, high as u64);
-        let read = |address: u64| {
+        let mut read = |address: u64| {
             let inside = (start..=end - 8).contains(&address) && address.is_multiple_of(8);
             // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs
             // meanwhile, the value may be torn, and the check below discards the frames.
             if inside { Ok(unsafe { (address as *const u64).read_volatile() }) } else { Err(()) }
         };
         let registers = Registers::suspended(start, |at| read(at).ok())?;
-        let frames = self.unwind(registers, 0..0, read);
+        let frames = self.unwind(registers, 0..0, &mut read);
         // Acquire: the stack is read before the status is read again.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
         (g.status() == status && g.sp_hint() == sp && g.id() == id).then_some(frames)

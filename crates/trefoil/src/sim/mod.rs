@@ -980,7 +980,7 @@ fn dump_without_driver() -> String {
     let driver = format!("goroutine {} ", id());
     let dump = debug::dump();
     let others = dump.split("\n\n").filter(|part| !part.starts_with(&driver));
-    others.collect::<Vec<_>>().join("\n\n")
+    others.map(str::to_owned).collect::<Vec<_>>().join("\n\n")
 }
 
 /// Returns the seed in `TREFOIL_SEED`.

@@ -465,7 +465,7 @@ impl Network {
             state.hosts[host as usize].is_up = false;
             state.lose_ends(host, clock::now());
         }
-        self.close_descriptors(|_, owner| owner == incarnation);
+        self.close_descriptors(&|_, owner| owner == incarnation);
     }
 
     /// The run has ended: closes its sockets and disks. Sockets of the test itself stay open, because
@@ -473,8 +473,8 @@ impl Network {
     /// and those in `waited_by_threads` are closed always.
     pub(crate) fn end(&self, has_left_goroutines: bool, waited_by_threads: &[RawFd]) {
         let is_left = |owner| has_left_goroutines || !simulation::is_of_test(owner);
-        self.close_descriptors(|_, owner| is_left(owner));
-        self.close_descriptors(|fd, _| waited_by_threads.contains(&fd));
+        self.close_descriptors(&|_, owner| is_left(owner));
+        self.close_descriptors(&|fd, _| waited_by_threads.contains(&fd));
         self.close_disks();
         let mut state = self.lock();
         state.ends.clear();
@@ -491,7 +491,7 @@ impl Network {
 
     /// Closes the descriptors for which `is_meant` returns true, given the descriptor and its
     /// incarnation. Their goroutines never run again.
-    fn close_descriptors(&self, is_meant: impl Fn(RawFd, u32) -> bool) {
+    fn close_descriptors(&self, is_meant: &dyn Fn(RawFd, u32) -> bool) {
         let (sockets, event_descriptors): (Vec<RawFd>, Vec<RawFd>) = {
             let mut state = self.lock();
             let owner = |number| state.sockets.get(number).map(|socket| socket.incarnation);

@@ -8,7 +8,7 @@
 //! every P computes.
 
 use super::{ProcessGuard, ProcessLock};
-use crate::observe::pprof::{Group, Profile, ProfileKind, SampleKey, Values};
+use crate::observe::pprof::{Group, GroupsByFrames, Profile, ProfileKind, SampleKey, Values};
 use crate::observe::symbols::{Frame, SymbolCache};
 use crate::observe::unwind::Tables;
 use crate::sched::labels::LabelSet;
@@ -187,7 +187,7 @@ fn estimate(nanos: Nanos, rate: Nanos) -> Values {
 fn unwind(tables: &mut Tables, sample: &Sample) -> Vec<u64> {
     let (start, words) = &sample.stack[1];
     let caller = *start..*start + 8 * words.len() as u64;
-    tables.unwind(sample.registers, caller, |address| {
+    tables.unwind(sample.registers, caller, &mut |address| {
         let word = |(start, words): &(u64, Vec<u64>)| {
             let offset = address.checked_sub(*start)?;
             let at = usize::try_from(offset / 8).ok()?;
@@ -290,7 +290,7 @@ fn profile(
     counts: HashMap<RawKey, Values>,
 ) -> Profile {
     let mut symbols = SymbolCache::default();
-    let mut by_frames: HashMap<(SampleKey, Option<u64>), Group> = HashMap::new();
+    let mut by_frames = GroupsByFrames::new();
     for (raw, values) in counts {
         let mut stack = match kind {
             ProfileKind::Cpu => symbols.frames_of_running(&raw.addresses),
@@ -304,6 +304,5 @@ fn profile(
         let group = Group { values, id: raw.id };
         by_frames.entry((key, raw.id)).or_default().add(kind, group);
     }
-    let groups = by_frames.into_iter().map(|((key, _), group)| (key, group));
-    Profile::new(kind, began, period, lost, groups)
+    Profile::new(kind, began, period, lost, by_frames)
 }

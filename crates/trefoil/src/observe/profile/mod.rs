@@ -15,7 +15,7 @@
 pub(crate) mod collector;
 pub(crate) mod cpu;
 
-use super::pprof::{Group, Profile, ProfileKind, SampleKey, Values};
+use super::pprof::{Group, GroupsByFrames, Profile, ProfileKind, SampleKey, Values};
 use super::snapshot::{self, Snapshot, StackSnapshot};
 use super::symbols::{Frame, SymbolCache};
 use super::waits;
@@ -114,12 +114,12 @@ type RawKey = (RawStack, &'static str, Option<Arc<LabelSet>>);
 
 /// Takes the profile of the goroutines of `sched`.
 pub(crate) fn goroutines(sched: &Sched) -> Profile {
-    take(sched, ProfileKind::Goroutines, |_| Some([1, 0, 0]))
+    take(sched, ProfileKind::Goroutines, &|_| Some([1, 0, 0]))
 }
 
 /// Takes the profile of the goroutines of `sched` that wait.
 pub(crate) fn waits(sched: &Sched) -> Profile {
-    take(sched, ProfileKind::Waits, |snapshot| age(sched, snapshot))
+    take(sched, ProfileKind::Waits, &|snapshot| age(sched, snapshot))
 }
 
 /// Takes the profile of the goroutines of `sched` that wait for ever, as far as is known.
@@ -127,7 +127,7 @@ pub(crate) fn leaks(sched: &Sched) -> Profile {
     let deadlocks = waits::deadlocks(sched);
     let members = deadlocks.iter().flat_map(|deadlock| &deadlock.members);
     let ids: HashSet<u64> = members.map(|member| member.goroutine.who.id).collect();
-    take(sched, ProfileKind::Leaks, |snapshot| {
+    take(sched, ProfileKind::Leaks, &|snapshot| {
         ids.contains(&snapshot.subject.id()).then(|| age(sched, snapshot)).flatten()
     })
 }
@@ -144,7 +144,7 @@ fn age(sched: &Sched, snapshot: &Snapshot) -> Option<Values> {
 }
 
 /// Takes a profile of the goroutines for which `values` returns values.
-fn take(sched: &Sched, kind: ProfileKind, values: impl Fn(&Snapshot) -> Option<Values>) -> Profile {
+fn take(sched: &Sched, kind: ProfileKind, values: &dyn Fn(&Snapshot) -> Option<Values>) -> Profile {
     let taken = SystemTime::now();
     let mut by_address: HashMap<RawKey, Group> = HashMap::new();
     snapshot::for_each(sched, |snapshot| {
@@ -155,11 +155,11 @@ fn take(sched: &Sched, kind: ProfileKind, values: impl Fn(&Snapshot) -> Option<V
         by_address.entry(key).or_default().add(kind, one);
     });
     let mut symbols = SymbolCache::default();
-    let mut by_frames: HashMap<SampleKey, Group> = HashMap::new();
+    let mut by_frames = GroupsByFrames::new();
     for ((stack, state, labels), group) in by_address {
         let stack = stack.frames(&mut symbols);
         let key = SampleKey { stack, state: Some(state), labels };
-        by_frames.entry(key).or_default().add(kind, group);
+        by_frames.entry((key, None)).or_default().add(kind, group);
     }
-    Profile::new(kind, taken, 1, 0, by_frames.into_iter())
+    Profile::new(kind, taken, 1, 0, by_frames)
 }

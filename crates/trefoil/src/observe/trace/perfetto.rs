@@ -17,7 +17,7 @@ use crate::observe::protobuf::Message;
 use crate::sched::record::Stop;
 use crate::sys::sort::{sort_by, sort_by_key};
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 /// The id of the only packet sequence.
 const SEQUENCE: u64 = 1;
@@ -35,7 +35,7 @@ const INSTANT: u64 = 3;
 
 /// Encodes a recording.
 pub(super) fn encode(trace: &Trace<'_>) -> Vec<u8> {
-    let (flows, regions) = (HashMap::new(), HashMap::new());
+    let (flows, regions) = (HashMap::new(), Vec::new());
     Encoder { trace, out: Message::default(), flows, next_flow: 1, regions }.encode()
 }
 
@@ -45,8 +45,16 @@ struct Encoder<'a> {
     /// The flow of the last wake-up of a goroutine that has not run since.
     flows: HashMap<u64, u64>,
     next_flow: u64,
-    /// The region track of a goroutine, and how many of its regions are open.
-    regions: HashMap<u64, (u64, u32)>,
+    /// The region tracks, at most [`GOROUTINE_TRACKS`].
+    regions: Vec<RegionTrack>,
+}
+
+/// The track with the regions of a goroutine.
+struct RegionTrack {
+    goroutine: u64,
+    track: u64,
+    /// How many of its regions are open.
+    open: u32,
 }
 
 impl Encoder<'_> {
@@ -100,27 +108,31 @@ impl Encoder<'_> {
     }
 
     fn region_begins(&mut self, at: u64, id: u64, text: u64) {
-        if !self.regions.contains_key(&id) {
+        if self.region_track(id).is_none() {
             if self.regions.len() == GOROUTINE_TRACKS {
                 return;
             }
             let track = FIRST_REGION_TRACK + self.regions.len() as u64;
             self.track(track, &format!("{}: regions", self.title(id)));
-            self.regions.insert(id, (track, 0));
+            self.regions.push(RegionTrack { goroutine: id, track, open: 0 });
         }
         let region = begin(SLICE_BEGIN, self.trace.text(text)).message(4, number("goroutine", id));
-        if let Some((track, open)) = self.regions.get_mut(&id) {
-            *open += 1;
-            let track = *track;
+        if let Some(of) = self.region_track(id) {
+            of.open += 1;
+            let track = of.track;
             self.on_track(at, track, region);
         }
     }
 
+    fn region_track(&mut self, id: u64) -> Option<&mut RegionTrack> {
+        self.regions.iter_mut().find(|of| of.goroutine == id)
+    }
+
     fn region_ends(&mut self, at: u64, id: u64) {
         // Its beginning may be lost.
-        if let Some((track, open @ 1..)) = self.regions.get_mut(&id) {
-            *open -= 1;
-            let track = *track;
+        if let Some(of @ RegionTrack { open: 1.., .. }) = self.region_track(id) {
+            of.open -= 1;
+            let track = of.track;
             self.on_track(at, track, Message::default().number(9, SLICE_END));
         }
     }
@@ -269,27 +281,24 @@ fn cause_text(by: Cause) -> String {
 /// wake-up: the flow would be lost otherwise.
 fn in_order(rings: &[&[Event]]) -> Vec<(u64, usize, Event)> {
     let mut at: Vec<Vec<u64>> = rings.iter().map(|events| times(events)).collect();
-    let mut wakes: HashMap<u64, VecDeque<(usize, usize)>> = HashMap::new();
-    let mut runs: HashMap<u64, Vec<(usize, usize)>> = HashMap::new();
+    // The wake-ups and the runs of each goroutine.
+    let mut steps: HashMap<u64, [Vec<(usize, usize)>; 2]> = HashMap::new();
     for (ring, i) in by_time(rings, &at) {
         match rings[ring][i].what {
             What::Create { id, .. } | What::Ready { id, .. } => {
-                wakes.entry(id).or_default().push_back((ring, i));
+                steps.entry(id).or_default()[0].push((ring, i));
             }
-            What::Run { id } => runs.entry(id).or_default().push((ring, i)),
+            What::Run { id } => steps.entry(id).or_default()[1].push((ring, i)),
             _ => {}
         }
     }
-    for (id, runs) in runs {
-        let Some(wakes) = wakes.get_mut(&id) else { continue };
+    for [wakes, runs] in steps.into_values() {
+        let mut wakes = wakes.into_iter().peekable();
         for (ring, i) in runs {
             let latest = rings[ring][i].when.latest;
+            let is_before = |&(ring, i): &(usize, usize)| rings[ring][i].when.earliest <= latest;
             // Not every run follows a wake-up: it may have yielded.
-            let Some(&(wake_ring, wake)) = wakes.front() else { continue };
-            if rings[wake_ring][wake].when.earliest > latest {
-                continue;
-            }
-            wakes.pop_front();
+            let Some((wake_ring, wake)) = wakes.next_if(is_before) else { continue };
             let woken = at[wake_ring][wake];
             at[ring][i] = at[ring][i].max(woken.saturating_add(1).min(latest));
             at[wake_ring][wake] = woken.min(at[ring][i].saturating_sub(1));

@@ -174,17 +174,17 @@ fn call_name(number: u32) -> String {
 /// Returns who ran while a goroutine was queued, and how often they refused to stop.
 fn behind(trace: &Trace<'_>, lives: &HashMap<u64, Life>, queued: &Span) -> String {
     let (from, to) = (queued.begin.middle(), queued.end.middle());
-    let mut ran: HashMap<u64, u64> = HashMap::new();
+    let mut ran: Vec<(u64, u64)> = Vec::new();
     for (&id, life) in lives {
+        let mut nanos = 0u64;
         for span in life.spans.iter().filter(|span| matches!(span.state, State::Running(_))) {
             let overlap = span.end.middle().min(to).saturating_sub(span.begin.middle().max(from));
-            if overlap != 0 {
-                let ran = ran.entry(id).or_default();
-                *ran = u64::saturating_add(*ran, overlap);
-            }
+            nanos = nanos.saturating_add(overlap);
+        }
+        if nanos != 0 {
+            ran.push((nanos, id));
         }
     }
-    let mut ran: Vec<(u64, u64)> = ran.into_iter().map(|(id, nanos)| (nanos, id)).collect();
     sort_by(&mut ran, |a, b| b.cmp(a));
     let others = ran.len().saturating_sub(NAMED_MAX);
     let mut text = String::new();

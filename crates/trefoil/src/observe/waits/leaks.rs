@@ -50,7 +50,7 @@ pub(crate) fn find(sched: &Sched) -> Option<String> {
 /// Returns the goroutines and tasks that are left: the id, whether it waits, and since when.
 fn left(sched: &Sched) -> Vec<(u64, bool, u32)> {
     let mut left = Vec::new();
-    snapshot::for_each_subject(sched, |id, subject: Subject| {
+    snapshot::for_each_subject(sched, &mut |id, subject: Subject| {
         let status = subject.status();
         if status != Status::Dead && !subject.is_caller() {
             let since = subject.head().waiting_since_ms.load(std::sync::atomic::Ordering::Relaxed);

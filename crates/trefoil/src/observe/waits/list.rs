@@ -30,7 +30,7 @@ pub(crate) fn goroutines(sched: &Sched) -> Vec<Goroutine> {
 /// for. Those that have ended are left out.
 pub(crate) fn with_ids(sched: &Sched, ids: &HashSet<u64>) -> Vec<Goroutine> {
     let mut found = Vec::new();
-    snapshot::for_each_subject(sched, |id, subject| {
+    snapshot::for_each_subject(sched, &mut |id, subject| {
         if ids.contains(&id) {
             found.push((id, subject));
         }
@@ -136,7 +136,7 @@ pub(crate) fn groups(sched: &Sched) -> Vec<GoroutineGroup> {
     // The set of the last one: the next one is often of the same.
     let mut last: Option<(AlikeKey, usize)> = None;
     let now = sched.millis();
-    snapshot::for_each_subject(sched, |id, subject| {
+    snapshot::for_each_subject(sched, &mut |id, subject| {
         let status = subject.status();
         if status == Status::Dead {
             return;

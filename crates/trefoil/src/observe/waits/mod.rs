@@ -177,7 +177,7 @@ impl Graph {
         }
         let by_tid = wanted.keys().any(|key| matches!(key, HolderKey::Tid(_)));
         for (runtime, sched) in self.runtimes.iter().enumerate() {
-            snapshot::for_each_subject(sched, |id, subject| {
+            snapshot::for_each_subject(sched, &mut |id, subject| {
                 let party = Party { subject, id, runtime };
                 let number = HolderKey::Number(holder::number(sched, id));
                 if let Some(found) = wanted.get_mut(&number) {
@@ -347,7 +347,7 @@ pub(crate) fn deadlocks_without_guesses(sched: &Sched) -> Vec<report::Deadlock> 
 fn read_waits(runtimes: &[Arc<Sched>]) -> Vec<Wait> {
     let mut waits = Vec::new();
     for (runtime, sched) in runtimes.iter().enumerate() {
-        snapshot::for_each_subject(sched, |id, subject| {
+        snapshot::for_each_subject(sched, &mut |id, subject| {
             let Some(g) = subject.g() else { return };
             let status = g.status();
             let Status::Waiting(parked_for) = status else { return };

@@ -92,7 +92,7 @@ fn read(graph: &Graph) -> Suspects {
         add(Suspect { party, reason, word, since_ms, wakers: holders.clone(), guessed });
     }
     for (runtime, sched) in graph.runtimes.iter().enumerate() {
-        super::snapshot::for_each_subject(sched, |id, subject| {
+        super::snapshot::for_each_subject(sched, &mut |id, subject| {
             let Some(g) = subject.g() else { return };
             let Status::Waiting(reason) = g.status() else { return };
             if !GUESSED_REASONS.contains(&reason) {
@@ -129,7 +129,7 @@ fn guess_wakers(graph: &Graph, suspects: &mut Suspects) {
     // By runtime.
     let mut all_scanned = vec![true; graph.runtimes.len()];
     for (runtime, sched) in graph.runtimes.iter().enumerate() {
-        super::snapshot::for_each_subject(sched, |id, subject| {
+        super::snapshot::for_each_subject(sched, &mut |id, subject| {
             let Some(g) = subject.g() else { return };
             let mut here = HashSet::new();
             let suspended = g.scan_stack(|word| {
