@@ -8,12 +8,19 @@
 //! opens another by bare name through its own RUNPATH must have done so before, or must use a path.
 //! (glibc offers no way to pass the caller. Sanitizers have the same limit.)
 //!
+//! During the call the goroutine counts as the holder of a C lock: the loader holds locks that
+//! `pthread_create` needs as well, so that the helper thread could not start an M if the goroutine
+//! were stopped here without a spare M (`sched/monitor/preempt.rs`). The program counter does not
+//! tell: the loader calls `malloc` and `free`, which are ours, resolvers of IFUNCs and constructors.
+//! libc's own calls of the loader (name services, `iconv`) do not come here and are not counted.
+//!
 //! Known limit: constructors that run inside `dlopen`, on a goroutine, read zeros in initial-exec
 //! variables that have an initial value; the value is there when `dlopen` returns.
 
 use super::symbol::NextSymbol;
 use crate::arch;
 use crate::mem::tls::{Loader, READY, modules_changed, refuses_static_tls};
+use crate::sys::lock;
 use crate::sys::stderr::write_stderr;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +69,7 @@ interpose! {
     /// libc's function.
     fn dlclose(handle: *mut c_void) -> c_int;
     always => {
-        let rc = DLCLOSE.function::<Dlclose>()(handle);
+        let rc = in_loader(|| DLCLOSE.function::<Dlclose>()(handle));
         if rc == 0 {
             update_blocks(None);
         }
@@ -99,7 +106,7 @@ unsafe extern "C" fn dlmopen_after_start(
 /// stderr, once per process.
 fn open_or_explain(file: *const c_char, open: impl Fn() -> *mut c_void) -> *mut c_void {
     static EXPLAINED: AtomicBool = AtomicBool::new(false);
-    let handle = open();
+    let handle = in_loader(&open);
     if !handle.is_null() || !refuses_static_tls() || EXPLAINED.load(Ordering::Relaxed) {
         return handle;
     }
@@ -113,7 +120,15 @@ fn open_or_explain(file: *const c_char, open: impl Fn() -> *mut c_void) -> *mut 
         ));
     }
     // Reading the error has cleared it, and the caller wants to read it too.
-    open()
+    in_loader(open)
+}
+
+/// Calls `f`, a function of the loader, which takes the loader's locks.
+fn in_loader<T>(f: impl FnOnce() -> T) -> T {
+    lock::count_c_lock();
+    let result = f();
+    lock::uncount_c_lock();
+    result
 }
 
 /// Returns whether the loader's last error on this thread is that static TLS is exhausted. Clears

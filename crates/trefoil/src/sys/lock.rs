@@ -42,7 +42,8 @@ const CONTENDED: u32 = 2;
 thread_local! {
     /// How many of these locks the running goroutine (or thread) holds.
     static LOCKS_HELD: Cell<u32> = const { Cell::new(0) };
-    /// How many mutexes and read-write locks of C code the running goroutine (or thread) holds.
+    /// How many mutexes and read-write locks of C code the running goroutine (or thread) holds. A
+    /// call of the loader counts as one (`interpose/dlopen.rs`).
     static C_LOCKS_HELD: Cell<u32> = const { Cell::new(0) };
 }
 

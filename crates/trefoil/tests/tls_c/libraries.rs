@@ -430,3 +430,44 @@ fn a_library_that_was_closed_before_leaves_no_trace() {
         all.into_iter().for_each(joined);
     });
 }
+
+/// A library whose IFUNC resolver computes for tens of milliseconds. The loader calls it in
+/// `dlopen` while it holds its locks, among them one that `pthread_create` needs.
+const SLOW_RESOLVER: &str = r#"
+static int seven(void) { return 7; }
+static int (*resolve(void))(void) {
+    for (volatile long i = 0; i < TURNS; i++) {}
+    return seven;
+}
+int resolved(void) __attribute__((ifunc("resolve")));
+int (*const through_pointer)(void) = resolved;
+"#;
+
+/// A goroutine that is preempted inside `dlopen`, but in code that is neither libc's nor the
+/// loader's, is resumed although all other goroutines block their Ms in `dlopen`.
+///
+/// Fails if it is stopped like user code: then the Ms run out, and the helper thread waits for a
+/// lock of the loader before it can start another one.
+#[test]
+fn goroutine_preempted_by_way_of_the_loader_is_resumed() {
+    child_test!();
+    let scratch = Scratch::new("resolver");
+    let turns = format!("-DTURNS={}", if is_emulated() { 4_000_000 } else { 20_000_000 });
+    let Some(file) = compile(&scratch.0, "resolver", SLOW_RESOLVER, &[&turns]) else { return };
+    let file = Arc::new(file);
+    on_goroutines(|| {
+        for _ in 0..rounds(3, 10) {
+            let file = file.clone();
+            let handles = crowd(64, move |_| {
+                // SAFETY: the library has no constructors and is not used.
+                let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
+                assert!(!handle.is_null());
+                handle as usize
+            });
+            for handle in handles.into_iter().map(joined) {
+                // SAFETY: from `dlopen`, closed once.
+                assert_eq!(unsafe { libc::dlclose(handle as *mut c_void) }, 0);
+            }
+        }
+    });
+}

@@ -38,7 +38,11 @@
 //!
 //! So before the last spare M is used up, all of these goroutines run, and one of them is the
 //! lock's owner. Beyond [`MAX_RESERVE_MS`] only the number of deferrals limits them: loops around
-//! `memset` are common, and hold no lock.
+//! `memset` are common, and hold no lock. Below that, rule 1 yields to very many deferrals only if
+//! no C lock is held: the helper thread may wait for the lock, and then it starts no M.
+//!
+//! A goroutine in `dlopen` or `dlclose` holds locks of the loader in whatever code it is. It counts
+//! as the holder of a C lock (`interpose/dlopen.rs`).
 //!
 //! # Shutdown
 //! In a runtime that shuts down, a stopped goroutine never goes on. There a signal stops it only
@@ -546,17 +550,25 @@ impl Sched {
         true
     }
 
-    /// Counts a goroutine that is about to stop in libc. Returns false if it must not stop now. If
-    /// it was deferred very often, any spare M suffices.
+    /// Counts a goroutine that is about to stop in libc. Returns false if it must not stop now.
     fn count_stop_in_libc(&self, central: &Central, deferrals: u32) -> bool {
-        let (spares, stopped) = (central.spares(), self.stopped_in_libc.load(Ordering::Relaxed));
-        let often = deferrals >= MAX_DEFERRALS_WITHOUT_RESERVE;
-        let may_stop = spares > stopped || (often && spares > 0);
+        let stopped = self.stopped_in_libc.load(Ordering::Relaxed);
+        let may_grow = stopped < MAX_RESERVE_MS && !self.has_all_threads();
+        let awaits_reserve = lock::c_locks_held() != 0 && may_grow;
+        let may_stop = reserve_suffices(central.spares(), stopped, deferrals, awaits_reserve);
         if may_stop {
             self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
         }
         may_stop
     }
+}
+
+/// Returns whether one more goroutine may stop in libc. If it was deferred very often, any spare M
+/// suffices, unless it `awaits_reserve`: it holds a C lock, and the helper thread may still start
+/// more Ms, maybe after the goroutine has released the lock.
+fn reserve_suffices(spares: u32, stopped: u32, deferrals: u32, awaits_reserve: bool) -> bool {
+    let often = deferrals >= MAX_DEFERRALS_WITHOUT_RESERVE;
+    spares > stopped || (often && spares > 0 && !awaits_reserve)
 }
 
 #[cfg(test)]
@@ -592,6 +604,16 @@ mod tests {
         let user_code = StopSite { in_library: false, ..site };
         assert_eq!(user_code.check_deferrals(1, NO_RESERVE), Err(PreemptRefusal::NoSpareM));
         assert_eq!(user_code.check_deferrals(MAX_DEFERRALS, NO_RESERVE), Ok(()));
+    }
+
+    #[test]
+    fn goroutine_with_a_c_lock_is_stopped_only_with_a_reserve() {
+        let often = MAX_DEFERRALS_WITHOUT_RESERVE;
+        assert!(reserve_suffices(2, 1, MAX_DEFERRALS, true));
+        assert!(!reserve_suffices(1, 1, often, true), "the helper thread may wait for its lock");
+        assert!(reserve_suffices(1, 1, often, false));
+        assert!(!reserve_suffices(1, 1, often - 1, false));
+        assert!(!reserve_suffices(0, 0, often, false));
     }
 
     #[test]
