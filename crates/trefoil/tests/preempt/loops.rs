@@ -2,7 +2,7 @@
 
 use crate::common::{
     self, MS, child_test, cpu_time, flag, hog, hogs, join_all, median, ms, once_in_five, rounds,
-    runtime, spin, wake_up_delays, watchdog, yield_until,
+    runtime, skip_if_emulated, spin, wake_up_delays, watchdog, yield_until,
 };
 use crate::endless;
 use std::hint::black_box;
@@ -186,6 +186,7 @@ fn endless_loops_take_turns_of_ten_milliseconds() {
 /// 10,000 endless loops on 2 Ps need few threads, and main gets its turns.
 #[test]
 fn ten_thousand_endless_loops_need_few_threads() {
+    skip_if_emulated!("if main uses up its slice, it waits behind all of them, for minutes there");
     child_test!();
     runtime(2).run(|| {
         // Otherwise main may use up its time slice here and queue behind all of them.
@@ -212,6 +213,7 @@ fn ten_thousand_endless_loops_need_few_threads() {
 /// Ticks come in time beside goroutines that never call the runtime.
 #[test]
 fn a_ticker_keeps_time_beside_four_hogs() {
+    skip_if_emulated!("it measures delays, and the emulator's are longer than its limit");
     child_test!();
     for procs in [1, 2] {
         once_in_five(|| {
@@ -233,6 +235,7 @@ fn a_ticker_keeps_time_beside_four_hogs() {
 /// there, but only by some milliseconds.
 #[test]
 fn loops_inside_libc_take_turns() {
+    skip_if_emulated!("it measures delays, and the emulator's are longer than its limit");
     child_test!();
     once_in_five(|| {
         runtime(1).run(|| {

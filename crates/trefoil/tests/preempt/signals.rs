@@ -1,7 +1,9 @@
 //! The preemption signal beside a program's own handlers, system calls and forks.
 
 use crate::common::raw::{raw, raw_read, raw_sleep};
-use crate::common::{MS, TOO_LONG, child_test, flag, hogs, join_all, ms, rounds, runtime, spin};
+use crate::common::{
+    MS, TOO_LONG, child_test, flag, hogs, is_emulated, join_all, ms, rounds, runtime, spin,
+};
 use std::hint::black_box;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -286,13 +288,14 @@ fn preemption_rarely_interrupts_system_calls() {
 #[test]
 fn children_forked_under_preemption_exit_normally() {
     child_test!(|child| child.env("TREFOIL_DEBUG", "slice=200").succeed());
+    let children = if is_emulated() { 5 } else { 50 };
     for procs in [1, 2] {
         runtime(procs).run(|| {
             let stop = flag();
             let loops = hogs(2, &stop);
             join_all((0..2).map(|_| {
-                go(|| {
-                    for i in 0..50 {
+                go(move || {
+                    for i in 0..children {
                         // SAFETY: the child only ends.
                         unsafe {
                             match libc::fork() {
