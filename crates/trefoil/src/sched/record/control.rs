@@ -6,7 +6,7 @@ use crate::sched::trigger::Incident;
 use crate::sys::clock::{NEVER, now};
 use crate::sys::lock::{self, Lock};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long a thread waits that finds another one busy with the recording.
@@ -17,8 +17,8 @@ pub(crate) struct Record {
     /// Held while a recording begins, ends or is copied: [`Control`]. Not a lock: memory is
     /// allocated meanwhile.
     is_controlled: AtomicBool,
-    /// The words of each ring, as a power of two; 0 before the first recording.
-    log: AtomicU32,
+    /// The memory that the rings of the present or last recording may take together.
+    bytes: AtomicUsize,
     /// Held by the writer of the ring of threads without a P.
     writing_outside: Lock<()>,
     outside: RingSlot,
@@ -30,7 +30,7 @@ impl Record {
     pub(crate) const fn new() -> Record {
         Record {
             is_controlled: AtomicBool::new(false),
-            log: AtomicU32::new(0),
+            bytes: AtomicUsize::new(0),
             writing_outside: Lock::new(()),
             outside: RingSlot::new(),
             last_mark: AtomicU64::new(0),
@@ -90,6 +90,13 @@ impl Drop for Control<'_> {
     }
 }
 
+/// Returns the words of each of `rings` rings that together take at most `bytes`, as a power of two;
+/// or those of the smallest ring.
+fn ring_log(bytes: usize, rings: usize) -> u32 {
+    let words = bytes / size_of::<u64>() / rings;
+    words.max(1).ilog2().clamp(MIN_WORDS_LOG, MAX_WORDS_LOG)
+}
+
 /// All allocate: outside the runtime.
 impl Sched {
     /// Begins to record, in rings that together take at most `bytes`, or what the smallest rings
@@ -101,9 +108,8 @@ impl Sched {
         if self.record.is_on() {
             return false;
         }
-        let words = bytes / size_of::<u64>() / (self.ps_made() as usize + 1);
-        let log = words.max(1).ilog2().clamp(MIN_WORDS_LOG, MAX_WORDS_LOG);
-        self.record.log.store(log, Ordering::Relaxed);
+        let log = ring_log(bytes, self.ps_made() as usize + 1);
+        self.record.bytes.store(bytes, Ordering::Relaxed);
         let words_per_clock = if exact_clock { 1 } else { WORDS_PER_CLOCK };
         let start = Start { log, now: now(), words_per_clock };
         for p in self.all_ps() {
@@ -129,8 +135,14 @@ impl Sched {
             NEVER => null_mut(),
             _ => std::ptr::from_ref(self.runnable_table()).cast_mut(),
         };
-        for p in self.all_ps().filter(|p| p.ring.active().is_none()) {
-            p.ring.begin(outside.start(self.record.log.load(Ordering::Relaxed)));
+        let without_ring = self.all_ps().filter(|p| p.ring.active().is_none()).count();
+        if without_ring != 0 {
+            // Half of what is left: the other half is for Ps that are made later.
+            let budget = self.record.bytes.load(Ordering::Relaxed);
+            let log = ring_log(budget.saturating_sub(self.ring_bytes()) / 2, without_ring);
+            for p in self.all_ps().filter(|p| p.ring.active().is_none()) {
+                p.ring.begin(outside.start(log));
+            }
         }
         let rings = self.all_ps().filter_map(|p| p.ring.active()).chain([outside]);
         for ring in rings {
@@ -140,6 +152,12 @@ impl Sched {
             }
             ring.use_table(table);
         }
+    }
+
+    /// Returns the memory of the rings that are written to.
+    fn ring_bytes(&self) -> usize {
+        let rings = self.all_ps().map(|p| &p.ring).chain([&self.record.outside]);
+        rings.filter_map(RingSlot::active).map(Ring::bytes).sum()
     }
 
     /// Makes the rings keep the table of runnable goroutines up to date, or not any more. Called when
@@ -183,4 +201,39 @@ pub(crate) struct RecordCopy {
     pub(crate) ps: Vec<RingCopy>,
     /// By threads without a P.
     pub(crate) outside: RingCopy,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Runtime, set_procs, trace};
+
+    const BYTES: usize = 8 << 20;
+
+    #[test]
+    fn rings_of_later_ps_stay_within_the_memory_of_the_recording() {
+        let runtime = Runtime::builder().procs(2).build().unwrap();
+        let run = || {
+            let recorder = trace::Recorder::builder().bytes(BYTES).start().unwrap();
+            let taken = crate::runtime::with_sched(Sched::ring_bytes);
+            assert!(taken > BYTES / 2 && taken <= BYTES, "{taken} bytes at the start");
+            for procs in [3, 64] {
+                set_procs(procs);
+                let taken = crate::runtime::with_sched(|sched| {
+                    assert!(sched.all_ps().all(|p| p.ring.active().is_some()));
+                    sched.ring_bytes()
+                });
+                assert!(taken <= BYTES, "{taken} bytes with {procs} Ps");
+            }
+            recorder.stop();
+        };
+        runtime.run(run);
+    }
+
+    #[test]
+    fn a_ring_has_at_least_the_smallest_size() {
+        assert_eq!(ring_log(0, 3), MIN_WORDS_LOG);
+        assert_eq!(ring_log(8 << 20, 3), 18);
+        assert_eq!(ring_log(usize::MAX, 1), MAX_WORDS_LOG);
+    }
 }

@@ -123,6 +123,11 @@ impl Ring {
         }
     }
 
+    /// Returns the memory of its words.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
     /// Returns how many words were ever written.
     pub(super) fn words_written(&self) -> u64 {
         // Acquire: pairs with the Release in `push_at`.
