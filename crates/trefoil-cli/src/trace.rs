@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use trefoil::trace::Snapshot;
@@ -50,6 +51,9 @@ fn open(path: &Path) -> Result<Snapshot, String> {
 
 fn why(path: &Path, goroutine: Option<u64>) -> Result<(), String> {
     let snapshot = open(path)?;
+    if let Some(title) = title(&snapshot) {
+        print_line(title);
+    }
     let Some(id) = goroutine else {
         snapshot.why_all().into_iter().for_each(|(_, text)| print_line(text));
         return Ok(());
@@ -66,6 +70,36 @@ fn why(path: &Path, goroutine: Option<u64>) -> Result<(), String> {
     Err(format!("{}: no goroutine {id} in this recording; {range}", path.display()))
 }
 
+/// Says which process was recorded, and until when. None if the file does not say it.
+fn title(snapshot: &Snapshot) -> Option<String> {
+    let (program, pid) = (snapshot.program()?, snapshot.pid()?);
+    let since = snapshot.taken_at()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    let recorded = snapshot.recorded_for();
+    Some(format!("{program}, process {pid}, recorded for {recorded:.1?} until {}\n", date(since)))
+}
+
+/// Returns the date and time of a moment after 1970, in UTC.
+fn date(since_1970: Duration) -> String {
+    let (days, seconds) = (since_1970.as_secs() / 86_400, since_1970.as_secs() % 86_400);
+    let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let (mut year, mut day) = (1970, days);
+    while day >= 365 + u64::from(is_leap(year)) {
+        day -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < length {
+            break;
+        }
+        day -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02} UTC", day + 1)
+}
+
 fn perfetto(path: &Path, out: &Path) -> Result<(), String> {
     let snapshot = open(path)?;
     let write = || {
@@ -74,4 +108,18 @@ fn perfetto(path: &Path, out: &Path) -> Result<(), String> {
         to.flush()
     };
     write().map_err(|e| format!("{}: {e}", out.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        let date = |seconds| date(Duration::from_secs(seconds));
+        assert_eq!(date(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(date(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(date(1_735_689_599), "2024-12-31 23:59:59 UTC");
+        assert_eq!(date(1_735_689_600), "2025-01-01 00:00:00 UTC");
+    }
 }

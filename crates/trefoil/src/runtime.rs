@@ -411,22 +411,22 @@ impl RuntimeBuilder {
                 // A simulation notices by itself that all goroutines wait.
                 all_asleep: if is_simulated { |_| {} } else { observe::deadlock::check },
                 check_waits: (check_waits && !is_simulated).then_some(observe::waits::watch::check),
-                serve_signals: observe::quit::asked,
+                serve_signals: observe::quit::serve_signals,
                 with_output: interpose::with_output,
                 wake_for_outputs: interpose::wake_for_outputs,
             },
         };
         let procs = explicit_procs.unwrap_or_else(cpus::default_procs);
-        let sched = Sched::start(procs, config)?;
+        // Dropped if what follows fails.
+        let runtime = Runtime { sched: Sched::start(procs, config)? };
+        let sched = &runtime.sched;
         let _ = waker::FIND_SCHED.set(find_sched);
         if let Some(trace) = env.trace.filter(|_| !self.is_system && !is_simulated) {
-            observe::trace::record_from_start(&sched, trace);
+            observe::trace::record_from_start(sched, trace)?;
         }
         observe::layout::keep_in_program();
-        observe::deadlock::register(&sched);
+        observe::deadlock::register(sched);
         observe::quit::install();
-        // Dropped if the hook fails.
-        let runtime = Runtime { sched };
         if !self.is_system {
             call_start_hook()?;
         }

@@ -8,12 +8,14 @@
 //! Every wait counts, whatever it is for: channels, locks and sockets of std, timers, locks of C
 //! code.
 //!
-//! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a
-//! deadlock or SIGQUIT writes a file (at most 16; `TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). The
-//! command `trefoil trace why FILE ID` reads it, and `trefoil trace perfetto FILE OUT` converts it.
+//! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a deadlock
+//! of the program or of a part of it, or SIGQUIT writes a file (`TREFOIL_TRACE=on,bytes=64M,dir=/tmp`).
+//! A process writes at most 16 files. The command `trefoil trace why FILE ID` reads one, and
+//! `trefoil trace perfetto FILE OUT` converts it (`cargo install trefoil-cli`).
 //! `on=runnable:10ms`, `on=late:5ms` and `on=blocked:100ms` also write a file when a goroutine is
-//! runnable, a timer late, or a thread blocked in the kernel for so long. A program does the same
-//! with [`on`].
+//! runnable, a timer late, or a thread blocked in the kernel for so long; `on=signal:USR1` writes one
+//! when that signal arrives, and the program goes on. A program does the same with [`on`].
+//! `TREFOIL_TRACE=off` or `0` records nothing.
 //!
 //! ```
 //! use std::time::Duration;
@@ -165,6 +167,10 @@ impl RecorderBuilder {
     /// A switch takes 8 bytes, and a wake-up as many. With 8 MiB and two Ps each ring has room for
     /// 262,144 of them.
     ///
+    /// The Ps that exist at the start have rings of the same size. Ps that are made later
+    /// ([`set_procs`](crate::set_procs)) share half of what is left, so their rings are smaller. The
+    /// rings of an earlier recording of the same runtime are used again, also if they are larger.
+    ///
     /// ```
     /// let settings = trefoil::trace::Recorder::builder().bytes(1 << 20);
     /// trefoil::run(move || settings.start().unwrap().stop());
@@ -174,9 +180,9 @@ impl RecorderBuilder {
         self
     }
 
-    /// Reads the clock for each event, not for one in 64, so that times have no error. Then a
-    /// switch takes about half as long again, and a ring holds half as many events: for short
-    /// recordings.
+    /// Reads the clock for each event, so that times have no error. Otherwise it is read for one word
+    /// in 128, and about once per millisecond. A switch takes about half as long again, and a ring
+    /// holds half as many events: for short recordings.
     ///
     /// ```
     /// let settings = trefoil::trace::Recorder::builder().exact_clock(true);
@@ -273,6 +279,23 @@ pub enum Trigger {
     Blocked(Duration),
     /// A goroutine or task panics.
     Panic,
+    /// The signal with this number arrives. It loses its previous effect until the [`Watch`] is
+    /// dropped. Channels of [`signal::notify`](crate::signal::notify) receive it too.
+    ///
+    /// ```
+    /// use trefoil::signal::SIGUSR1;
+    /// use trefoil::trace::{self, Recorder, Trigger};
+    ///
+    /// trefoil::run(|| {
+    ///     let _recorder = Recorder::start().unwrap();
+    ///     let (tx, rx) = std::sync::mpsc::channel();
+    ///     let tell = move |incident| tx.send(incident).unwrap();
+    ///     let _watch = trace::on(Trigger::Signal(SIGUSR1)).call(tell).unwrap();
+    ///     unsafe { libc::kill(libc::getpid(), SIGUSR1) };
+    ///     assert_eq!(rx.recv().unwrap().trigger, Trigger::Signal(SIGUSR1));
+    /// });
+    /// ```
+    Signal(i32),
 }
 
 /// What a [`Trigger`] has waited for, and the recording that shows it.
@@ -300,9 +323,9 @@ pub enum Trigger {
 pub struct Incident {
     /// What it is.
     pub trigger: Trigger,
-    /// The goroutine or task, if it is known. It is not known of a late timer.
+    /// The goroutine or task, if it is known. A late timer and a signal have none.
     pub goroutine: Option<u64>,
-    /// How long it had lasted when it was noticed. It may last on. Zero for a panic.
+    /// How long it had lasted when it was noticed. It may last on. Zero for a panic and a signal.
     pub lasted: Duration,
     /// The recording, up to the end of the time that [`OnTrigger::look_forward`] has set.
     pub snapshot: Snapshot,
@@ -359,34 +382,44 @@ pub struct Watch {
     watching: Watching,
 }
 
-/// A runtime has at most 16 watches at the same time.
+/// Why [`OnTrigger::call`] has failed. Kinds may be added in later versions.
 ///
 /// ```
-/// use trefoil::trace::{self, Trigger};
+/// use trefoil::trace::{self, Trigger, WatchError};
 ///
 /// trefoil::run(|| {
 ///     let on = trace::on(Trigger::Panic);
 ///     let watches: Vec<_> = (0..16).map(|_| on.call(|_| ()).unwrap()).collect();
 ///     let error = on.call(|_| ()).err().unwrap();
+///     assert!(matches!(error, WatchError::TooMany));
 ///     let text = "this runtime has 16 watches already, the most that are possible";
 ///     assert_eq!(error.to_string(), text);
 ///     drop(watches);
 /// });
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TooManyWatches;
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum WatchError {
+    /// A runtime has at most 16 watches at the same time.
+    TooMany,
+    /// The signal cannot be watched: [`signal::notify`](crate::signal::notify) says which ones can.
+    Signal(std::io::Error),
+}
 
-impl fmt::Display for TooManyWatches {
+impl fmt::Display for WatchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "this runtime has {} watches already, the most that are possible",
-            trigger::WATCHES_MAX
-        )
+        match self {
+            WatchError::TooMany => write!(
+                f,
+                "this runtime has {} watches already, the most that are possible",
+                trigger::WATCHES_MAX
+            ),
+            WatchError::Signal(error) => error.fmt(f),
+        }
     }
 }
 
-impl std::error::Error for TooManyWatches {}
+impl std::error::Error for WatchError {}
 
 /// Waits, without a goroutine, for an incident in the caller's runtime, or in the default runtime
 /// on a plain thread: [`OnTrigger::call`] says what happens then.
@@ -423,7 +456,11 @@ pub fn on(trigger: Trigger) -> OnTrigger {
     OnTrigger {
         trigger,
         look_forward: Duration::ZERO,
-        cool_down: Duration::from_secs(10),
+        cool_down: match trigger {
+            // The sender decides how often.
+            Trigger::Signal(_) => Duration::ZERO,
+            _ => Duration::from_secs(10),
+        },
         at_most: u32::MAX,
     }
 }
@@ -443,8 +480,8 @@ impl OnTrigger {
         self
     }
 
-    /// Sets how long no further incident is noticed after one. Without this setting it is 10
-    /// seconds.
+    /// Sets how long no further incident is noticed after one. Without this setting it is 10 seconds,
+    /// and nothing for a signal.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -488,16 +525,15 @@ impl OnTrigger {
     /// ```
     ///
     /// # Errors
-    /// If the runtime has 16 watches already.
+    /// [`WatchError::TooMany`] if the runtime has 16 watches already, and [`WatchError::Signal`] if the
+    /// signal of a [`Trigger::Signal`] cannot be watched.
     ///
     /// # Panics
     /// Panics on a plain thread if the default runtime cannot start.
-    pub fn call(
-        self,
-        f: impl Fn(Incident) + Send + Sync + 'static,
-    ) -> Result<Watch, TooManyWatches> {
+    pub fn call(self, f: impl Fn(Incident) + Send + Sync + 'static) -> Result<Watch, WatchError> {
         let trigger = self.trigger;
         let (incident, limit) = match trigger {
+            Trigger::Signal(_) => (trigger::Incident::Signal, Duration::ZERO),
             Trigger::Runnable(limit) => (trigger::Incident::Runnable, limit),
             Trigger::TimerLate(limit) => (trigger::Incident::TimerLate, limit),
             Trigger::Blocked(limit) => (trigger::Incident::Blocked, limit),
@@ -505,6 +541,10 @@ impl OnTrigger {
         };
         let settings = Settings {
             incident,
+            signal: match trigger {
+                Trigger::Signal(signal) => Some(signal),
+                _ => None,
+            },
             limit,
             look_forward: self.look_forward,
             cool_down: self.cool_down,
@@ -513,13 +553,13 @@ impl OnTrigger {
         let tell = move |noticed: Noticed, snapshot| {
             f(Incident {
                 trigger,
-                goroutine: Some(noticed.id).filter(|&id| id != 0),
+                goroutine: noticed.goroutine(incident),
                 lasted: Duration::from_nanos(noticed.nanos),
                 snapshot,
             });
         };
         with_sched(|sched| {
-            let watching = watches::watch(sched, settings, tell).ok_or(TooManyWatches)?;
+            let watching = watches::watch(sched, settings, tell)?;
             Ok(Watch { sched: downgrade(sched), watching })
         })
     }

@@ -102,7 +102,24 @@ const CASES: &[Case] = &[
         2,
         &["SIGQUIT: quit", "goroutine 1 \"main\" [sleep]:", "\"spinner\""],
     ),
+    // With the flight recorder, see `TRACE`.
+    (
+        "deadlock_writes_a_trace",
+        deadlock_if_all_goroutines_wait,
+        2,
+        &[DEADLOCK, "trefoil: trace written to ", "cargo install trefoil-cli"],
+    ),
+    (
+        "sigquit_writes_a_trace",
+        sigquit_prints_all_goroutines,
+        2,
+        &["SIGQUIT: quit", "trefoil: trace written to ", "cargo install trefoil-cli"],
+    ),
 ];
+
+/// The end of the names of cases with the flight recorder. A signal that the recorder watches must not
+/// keep a deadlock from being noticed.
+const TRACE: &str = "_writes_a_trace";
 
 fn deadlock_if_all_goroutines_wait() {
     run(|| {
@@ -300,7 +317,13 @@ fn main() -> ExitCode {
 
 /// Runs a case in a child, prints the result, and returns whether it passed.
 fn passes(&(name, _, code, texts): &Case) -> bool {
-    let mut child = common::this_program()
+    let mut program = common::this_program();
+    let dir = std::env::temp_dir().join(format!("trefoil-{name}-{}", std::process::id()));
+    if name.ends_with(TRACE) {
+        std::fs::create_dir_all(&dir).unwrap();
+        program.env("TREFOIL_TRACE", format!("on,on=signal:USR1,dir={}", dir.display()));
+    }
+    let mut child = program
         .env(CASE, name)
         .env("TREFOIL_PROCS", "2")
         .stdin(Stdio::null())
@@ -333,10 +356,21 @@ fn passes(&(name, _, code, texts): &Case) -> bool {
     guard.join().unwrap();
     let status = child.wait().unwrap();
     let missing: Vec<_> = texts.iter().filter(|t| !text.contains(**t)).collect();
-    let ok = status.code() == Some(code) && missing.is_empty();
+    let ok = status.code() == Some(code)
+        && missing.is_empty()
+        && (!name.ends_with(TRACE) || has_one_trace(&dir));
     println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
     if !ok {
         println!("ended with {status}, missing {missing:?}, stderr:\n{text}");
     }
+    ok
+}
+
+/// Returns whether a folder contains one file, and that is a recording. Removes it.
+fn has_one_trace(dir: &std::path::Path) -> bool {
+    let files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
+    let read = |path| trefoil::trace::Snapshot::read(std::fs::File::open(path).unwrap());
+    let ok = files.len() == 1 && read(&files[0]).is_ok_and(|snapshot| snapshot.why(1).is_some());
+    std::fs::remove_dir_all(dir).unwrap();
     ok
 }

@@ -2,11 +2,13 @@
 
 mod common;
 
-use common::{spin, watchdog};
+use common::{child_test, spin, watchdog};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
+use trefoil::sync::Mutex;
 use trefoil::time::sleep;
 use trefoil::trace::{self, Incident, OnTrigger, Recorder, Snapshot, Trigger, Watch};
 use trefoil::{Runtime, go};
@@ -266,10 +268,39 @@ fn a_file_is_read_as_it_was_written() {
     for id in snapshot.goroutines() {
         assert_eq!(why(&read, id), why(&snapshot, id));
     }
+    assert_eq!(read.pid(), Some(std::process::id()));
+    assert_eq!((read.program(), read.taken_at()), (snapshot.program(), snapshot.taken_at()));
+    assert!(read.program().unwrap().starts_with("trace"), "{:?}", read.program());
     for len in [0, 10, 40, file.len() - 1] {
         let error = Snapshot::read(&file[..len]).err().unwrap();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{len} bytes: {error}");
     }
+}
+
+/// A file of the first version says the same, except of which process it is.
+#[test]
+fn files_of_the_first_version_are_read() {
+    let _watchdog = watchdog();
+    let snapshot = recorded(2, || {
+        go(|| sleep(Duration::from_millis(1))).join().unwrap();
+        snapshot()
+    });
+    let mut file = Vec::new();
+    snapshot.write(&mut file).unwrap();
+    let program = snapshot.program().unwrap().len();
+    let mut first = file.clone();
+    first.truncate(file.len() - 8 - program);
+    first.drain(16..32);
+    first[14] = b'1';
+    let read = Snapshot::read(&first[..]).unwrap();
+    assert_eq!((read.pid(), read.program(), read.taken_at()), (None, None, None));
+    assert_eq!(read.why_all(), snapshot.why_all());
+    let mut again = Vec::new();
+    read.write(&mut again).unwrap();
+    assert_eq!(again.len(), first.len());
+    file[14] = b'3';
+    let error = Snapshot::read(&file[..]).err().unwrap();
+    assert!(error.to_string().contains("another version"), "{error}");
 }
 
 /// Whatever is in a file, it is read or refused, and explained without a panic.
@@ -405,7 +436,11 @@ db.executescript("""
     CREATE TABLE slice (track, name, ts, dur, goroutine, flow);
     CREATE TABLE instant (track, name, ts, goroutine, woken_by, flow);
 """)
-last, open_slices = {}, {}
+last, open_slices, uncertain = {}, {}, 0
+assert trace.packet[0].track_descriptor.process.pid == int(sys.argv[2]), "another process"
+assert trace.packet[0].track_descriptor.process.process_name == sys.argv[3], "another program"
+clocks = {c.clock_id: c.timestamp for p in trace.packet if p.HasField("clock_snapshot") for c in p.clock_snapshot.clocks}
+assert abs(clocks[1] / 1e9 - int(sys.argv[4])) < 3600 and clocks[6] > 0, "no wall clock"
 for packet in trace.packet:
     if packet.HasField("track_descriptor"):
         track = packet.track_descriptor
@@ -416,6 +451,7 @@ for packet in trace.packet:
     assert ts >= last.get(track, 0), "time goes backwards"
     last[track] = ts
     notes = {a.name: a.string_value or a.uint_value for a in event.debug_annotations}
+    uncertain += notes.get("time ± ns", 0) > 0
     if event.type == TrackEvent.TYPE_SLICE_BEGIN:
         flow = list(event.terminating_flow_ids)
         row = (track, event.name, ts, notes.get("goroutine"), flow[0] if flow else None)
@@ -427,7 +463,8 @@ for packet in trace.packet:
         flow = list(event.flow_ids)
         db.execute("INSERT INTO instant VALUES (?, ?, ?, ?, ?, ?)",
             (track, event.name, ts, notes.get("goroutine"), notes.get("by"), flow[0] if flow else None))
-sender, receiver = map(int, sys.argv[2:])
+assert uncertain > 0, "no event has an error"
+sender, receiver = map(int, sys.argv[5:])
 def one(sql, *values): return db.execute(sql, values).fetchone()
 assert one("SELECT count(*) FROM track WHERE parent != 0 AND parent NOT IN (SELECT id FROM track)") == (0,)
 assert one("SELECT count(*) FROM slice WHERE track NOT IN (SELECT id FROM track)") == (0,)
@@ -445,7 +482,7 @@ print("woken by the sender", one("""
 print("region", one("SELECT goroutine = ? AND dur > 0 FROM slice WHERE name = 'sending'", sender)[0])
 "#;
     let _watchdog = watchdog();
-    let (file, sender, receiver) = recorded(2, || {
+    let (file, snapshot, sender, receiver) = recorded(2, || {
         let (tx, rx) = trefoil::chan::bounded(0);
         let receiver = go(move || {
             rx.recv().unwrap();
@@ -458,15 +495,21 @@ print("region", one("SELECT goroutine = ? AND dur > 0 FROM slice WHERE name = 's
             trefoil::id()
         });
         let ids = (sender.join().unwrap(), receiver.join().unwrap());
-        let mut file = Vec::new();
-        snapshot().write_perfetto(&mut file).unwrap();
-        (file, ids.0, ids.1)
+        for _ in 0..100 {
+            go(|| ()).join().unwrap();
+        }
+        let (mut file, snapshot) = (Vec::new(), snapshot());
+        snapshot.write_perfetto(&mut file).unwrap();
+        (file, snapshot, ids.0, ids.1)
     });
     let name = format!("trefoil-{}.pftrace", std::process::id());
     let path = std::env::temp_dir().join(name);
     std::fs::write(&path, file).unwrap();
     let mut python = std::process::Command::new("python3");
-    python.args(["-c", SCRIPT]).arg(&path).args([sender.to_string(), receiver.to_string()]);
+    let since = snapshot.taken_at().unwrap().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let (pid, seconds) = (std::process::id().to_string(), since.as_secs().to_string());
+    python.args(["-c", SCRIPT]).arg(&path).args([&pid, snapshot.program().unwrap(), &seconds]);
+    python.args([sender.to_string(), receiver.to_string()]);
     let ran = python.output();
     std::fs::remove_file(&path).unwrap();
     let Ok(ran) = ran else { return common::mark("skipped: python3 is not available") };
@@ -507,6 +550,174 @@ fn a_panic_writes_a_file() {
     let texts: Vec<String> = snapshot.goroutines().iter().map(|&id| why(&snapshot, id)).collect();
     assert!(texts.iter().any(|text| text.contains(" in sleep, woken by a timer")), "{texts:?}");
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// A folder for the files of one test. It is removed when this is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("trefoil-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// Returns `child` with a recorder that writes its files here.
+    fn recorded(&self, child: &common::Child, settings: &str) -> common::Child {
+        child.env("TREFOIL_TRACE", &format!("{settings},dir={}", self.0.display()))
+    }
+
+    /// Returns the recordings that are here.
+    fn snapshots(&self) -> Vec<Snapshot> {
+        let files = std::fs::read_dir(&self.0).unwrap().map(|file| file.unwrap().path());
+        files.filter_map(|file| Snapshot::read(std::fs::File::open(file).unwrap()).ok()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Child: waits until its folder has `count` files that are complete.
+fn wait_for_files(count: usize) {
+    let settings = std::env::var("TREFOIL_TRACE").unwrap();
+    let folder = Folder(settings.split("dir=").nth(1).unwrap().into());
+    while folder.snapshots().len() < count {
+        sleep(Duration::from_millis(5));
+    }
+    std::mem::forget(folder);
+}
+
+#[test]
+fn a_deadlock_of_a_part_writes_a_file() {
+    child_test!(|child| {
+        let folder = Folder::new("part");
+        let said = folder.recorded(child, "on").succeed();
+        assert!(said.contains("deadlock (certain): 3 goroutines"), "{said}");
+        let read_it = "(cargo install trefoil-cli)";
+        assert!(said.contains("trefoil: trace written to ") && said.contains(read_it), "{said}");
+        let snapshots = folder.snapshots();
+        assert_eq!(snapshots.len(), 1, "{said}");
+        let texts = snapshots[0].why_all();
+        let waits =
+            |(_, text): &&(u64, String)| text.contains(" in sync.Mutex.Lock, and still does");
+        assert_eq!(texts.iter().filter(waits).count(), 3, "{texts:?}");
+    });
+    trefoil::run(|| {
+        let mutexes: Arc<[Mutex<()>; 3]> = Arc::default();
+        let all_locked = Arc::new(trefoil::sync::Barrier::new(3));
+        for i in 0..3 {
+            let (mutexes, all_locked) = (mutexes.clone(), all_locked.clone());
+            drop(go(move || {
+                let _mine = mutexes[i].lock();
+                all_locked.wait();
+                drop(mutexes[(i + 1) % 3].lock());
+            }));
+        }
+        wait_for_files(1);
+    });
+}
+
+#[test]
+fn a_signal_writes_a_file_and_the_program_goes_on() {
+    child_test!(|child| {
+        let folder = Folder::new("signal");
+        let said = folder.recorded(child, "on,on=panic,on=signal:USR1").succeed();
+        assert!(said.contains(&format!("signal {} has arrived; trace", libc::SIGUSR1)), "{said}");
+        assert_eq!(folder.snapshots().len(), 2, "{said}");
+    });
+    trefoil::run(|| {
+        raise(libc::SIGUSR1);
+        wait_for_files(1);
+        raise(libc::SIGUSR1);
+        wait_for_files(2);
+    });
+}
+
+fn raise(signal: i32) {
+    // SAFETY: the program has a handler for it.
+    assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
+}
+
+/// A watch, another one, and a channel get the same signal. Without them it ends the process again.
+#[test]
+fn watches_of_a_signal_and_channels_share_it() {
+    child_test!(|child| {
+        use std::os::unix::process::ExitStatusExt;
+        let out = child.output();
+        assert_eq!(out.status.signal(), Some(libc::SIGUSR1), "{out:?}");
+        assert!(String::from_utf8_lossy(&out.stderr).contains("all have got it"), "{out:?}");
+    });
+    trefoil::run(|| {
+        let _recorder = Recorder::start().unwrap();
+        let on = |signal| watch(trace::on(Trigger::Signal(signal)));
+        let (one, of_one) = on(libc::SIGUSR1);
+        let (another, of_another) = on(libc::SIGUSR1);
+        let (_other, of_other) = on(libc::SIGUSR2);
+        let channel = trefoil::signal::notify(&[libc::SIGUSR1]).unwrap();
+        for _ in 0..3 {
+            raise(libc::SIGUSR1);
+            let incidents = [of_one.recv().unwrap(), of_another.recv().unwrap()];
+            assert_eq!(incidents.map(|incident| incident.goroutine), [None, None]);
+            assert_eq!(channel.recv(), Ok(libc::SIGUSR1));
+        }
+        // Without the channel, the signal still belongs to the watches.
+        drop(channel);
+        raise(libc::SIGUSR1);
+        of_one.recv().unwrap();
+        drop(one);
+        raise(libc::SIGUSR1);
+        of_another.recv().unwrap();
+        of_another.recv().unwrap();
+        assert!(of_other.try_recv().is_err());
+        let wrong = trace::on(Trigger::Signal(libc::SIGSEGV)).call(|_| ()).err().unwrap();
+        assert_eq!(wrong.to_string(), "signal 11 cannot be waited for");
+        common::mark("all have got it");
+        drop(another);
+        raise(libc::SIGUSR1);
+        sleep(LONG);
+        raise(libc::SIGUSR1);
+        sleep(50 * LONG);
+    });
+}
+
+/// Two runtimes, and incidents of two kinds.
+#[test]
+fn a_process_writes_at_most_16_files() {
+    child_test!(|child| {
+        let folder = Folder::new("most");
+        let said = folder.recorded(child, "on,bytes=64K,on=signal:USR1").succeed();
+        assert!(said.contains("that was the last trace file of this process"), "{said}");
+        assert_eq!(folder.snapshots().len(), 16, "{said}");
+    });
+    for _ in 0..2 {
+        Runtime::builder().procs(1).build().unwrap().run(|| {
+            for _ in 0..10 {
+                assert!(go(|| panic!("on purpose")).join().is_err());
+            }
+            raise(libc::SIGUSR1);
+            sleep(LONG);
+        });
+    }
+}
+
+#[test]
+fn the_environment_turns_it_off_and_names_a_wrong_folder() {
+    child_test!(|child| {
+        for off in ["off", "0"] {
+            child.env("TREFOIL_TRACE", off).succeed();
+        }
+        child.env("TREFOIL_TRACE", "on,dir=/no/such/folder").succeed();
+    });
+    let built = Runtime::builder().build();
+    if std::env::var("TREFOIL_TRACE").unwrap().starts_with("on") {
+        let error = built.err().unwrap().to_string();
+        assert_eq!(error, "TREFOIL_TRACE=dir=/no/such/folder: there is no such folder");
+    } else {
+        assert!(built.unwrap().run(trace::snapshot).is_none());
+    }
 }
 
 /// Watches, and sends what it notices.
@@ -676,7 +887,9 @@ fn an_incident_that_the_environment_names_writes_a_file() {
         // On a busy machine sysmon may not run for as long as main keeps the P.
         return Runtime::builder().procs(1).build().unwrap().run(move || {
             while std::fs::read_dir(&dir).unwrap().next().is_none() {
-                let kept_waiting = go(|| ());
+                // It is alive when the snapshot is made, so that its name is known.
+                let waits = || sleep(3 * LONG);
+                let kept_waiting = trefoil::Builder::new().name("patient").go(waits).unwrap();
                 keep_the_p(3 * LONG);
                 kept_waiting.join().unwrap();
                 sleep(LONG);
@@ -699,6 +912,8 @@ fn an_incident_that_the_environment_names_writes_a_file() {
     let errors = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{errors}");
     assert!(errors.contains("was runnable for"), "{errors}");
+    let who = "\"patient\" (started at ";
+    assert!(errors.contains(who) && errors.contains("tests/trace.rs:"), "{errors}");
     let files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|file| file.unwrap().path()).collect();
     assert_eq!(files.len(), 1, "{errors}");
     Snapshot::read(std::fs::File::open(&files[0]).unwrap()).unwrap();
@@ -730,6 +945,8 @@ fn an_exact_clock_gives_exact_times() {
     // Each moment belongs to one state. Its end is recorded a little after main was woken.
     let sum = times.running + times.waiting + times.runnable + times.without_p;
     assert!(sum <= lasted + LONG, "{times:?} in {lasted:?}");
+    let errors = [times.running_error, times.waiting_error, times.runnable_error];
+    assert_eq!(errors, [Duration::ZERO; 3]);
 }
 
 /// Fails if a search, an idle P or the end of a slice has no clock: then the time of those who ran is

@@ -84,8 +84,9 @@ pub(super) fn set_default(signal: c_int) {
     }
 }
 
-/// Prints every goroutine and ends the process if SIGQUIT has arrived. Helper threads call it.
-pub(crate) fn asked() {
+/// Prints every goroutine and ends the process if SIGQUIT has arrived, and tells the watches of the
+/// flight recorder which other signals have. Helper threads call it.
+pub(crate) fn serve_signals() {
     if ASKED.load(Ordering::SeqCst) {
         let mut text = String::from("SIGQUIT: quit\n\n");
         for sched in deadlock::runtimes() {
@@ -93,12 +94,13 @@ pub(crate) fn asked() {
         }
         die(&text);
     }
+    trace::watches::tell_signals();
 }
 
 /// Prints `text`, writes what was recorded, and ends the process with Go's exit code.
 pub(super) fn die(text: &str) -> ! {
     write_all_stderr(text.as_bytes());
-    deadlock::runtimes().iter().for_each(|sched| trace::write_automatically(sched));
+    deadlock::runtimes().iter().for_each(|sched| trace::write_automatically(sched, None));
     // SAFETY: ends the process without destructors, which could wait for deadlocked goroutines.
     unsafe { libc::_exit(2) }
 }

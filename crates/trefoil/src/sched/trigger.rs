@@ -6,6 +6,7 @@
 //! | `TimerLate`: a timer runs too late | the M that runs it |
 //! | `Blocked`: a thread is blocked in the kernel for too long | sysmon; or the M, when it is back |
 //! | `Panic`: a goroutine panics | the panic hook |
+//! | `Signal`: a signal arrives | its handler (`signal.rs`), which wakes the helper threads |
 //!
 //! The thread that notices an incident stores it in the one place for its kind ([`Sched::notice`])
 //! and asks the helper thread for the rest, which allocates. Further incidents of that kind are
@@ -38,20 +39,33 @@ pub(crate) enum Incident {
     TimerLate,
     Blocked,
     Panic,
+    Signal,
 }
 
 impl Incident {
-    pub(crate) const ALL: [Incident; 4] =
-        [Incident::Runnable, Incident::TimerLate, Incident::Blocked, Incident::Panic];
+    pub(crate) const ALL: [Incident; 5] = [
+        Incident::Runnable,
+        Incident::TimerLate,
+        Incident::Blocked,
+        Incident::Panic,
+        Incident::Signal,
+    ];
 }
 
 /// An incident that was noticed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Noticed {
-    /// The goroutine or task, or 0 if it is not known.
+    /// The goroutine or task, or 0 if it is not known; or the number of the signal.
     pub(crate) id: u64,
     /// How long it lasted so far.
     pub(crate) nanos: Nanos,
+}
+
+impl Noticed {
+    /// Returns the goroutine or task, if it is known.
+    pub(crate) fn goroutine(self, incident: Incident) -> Option<u64> {
+        Some(self.id).filter(|&id| id != 0 && incident != Incident::Signal)
+    }
 }
 
 /// Tells of an incident.
@@ -60,6 +74,8 @@ type Tell = Box<dyn Fn(&Sched, Noticed) + Send + Sync>;
 /// A request to be told of incidents of one kind.
 pub(crate) struct Watch {
     pub(crate) incident: Incident,
+    /// The only signal that counts, if it is about signals.
+    pub(crate) signal: Option<i32>,
     /// Shorter ones do not count.
     pub(crate) limit: Nanos,
     /// The pause after an incident that was told.
@@ -237,7 +253,10 @@ impl Sched {
         let now = now();
         for watch in self.triggers.watches(incident) {
             let relaxed = Ordering::Relaxed;
-            if noticed.nanos < watch.limit || now < watch.quiet_until.load(relaxed) {
+            if watch.signal.is_some_and(|signal| signal as u64 != noticed.id)
+                || noticed.nanos < watch.limit
+                || now < watch.quiet_until.load(relaxed)
+            {
                 continue;
             }
             if watch.left.fetch_update(relaxed, relaxed, |left| left.checked_sub(1)).is_ok() {

@@ -6,14 +6,14 @@
 //! | `GOMAXPROCS` | the same, if `TREFOIL_PROCS` is not set |
 //! | `TREFOIL_DLOPEN_RESERVE` | `1`: goroutines keep room for libraries with initial-exec TLS |
 //! | `TREFOIL_DEBUG` | `key=value` pairs, separated by commas; the keys are in `KEYS` |
-//! | `TREFOIL_TRACE` | `on`, `on=INCIDENT:TIME`, `bytes=N` (with `K`, `M` or `G`), `clock=exact`, `dir=PATH`, separated by commas |
+//! | `TREFOIL_TRACE` | `on`, `off` or `0`, `on=INCIDENT:TIME`, `on=signal:NAME`, `bytes=N` (with `K`, `M` or `G`), `clock=exact`, `dir=PATH`, separated by commas |
 //!
 //! An empty variable counts as unset. An invalid value is an error that names the variable. (Go
 //! ignores invalid values; but a user who sets `TREFOIL_PROCS=4x` made a mistake and should see
 //! it.)
 
-use std::env;
 use std::time::Duration;
+use std::{env, fs, io};
 
 use super::cpus::parse_procs;
 
@@ -63,7 +63,21 @@ pub(crate) enum WatchEnv {
     Runnable,
     Late,
     Blocked,
+    /// This signal arrives.
+    Signal(i32),
 }
+
+/// The signals that `TREFOIL_TRACE=on=signal:…` knows by name.
+const SIGNALS: [(&str, i32); 8] = [
+    ("HUP", libc::SIGHUP),
+    ("INT", libc::SIGINT),
+    ("QUIT", libc::SIGQUIT),
+    ("USR1", libc::SIGUSR1),
+    ("USR2", libc::SIGUSR2),
+    ("ALRM", libc::SIGALRM),
+    ("TERM", libc::SIGTERM),
+    ("WINCH", libc::SIGWINCH),
+];
 
 const TREFOIL_PROCS: &str = "TREFOIL_PROCS";
 const GOMAXPROCS: &str = "GOMAXPROCS";
@@ -72,7 +86,7 @@ const TREFOIL_DEBUG: &str = "TREFOIL_DEBUG";
 const TREFOIL_TRACE: &str = "TREFOIL_TRACE";
 
 /// What `TREFOIL_TRACE` takes.
-const TRACE_HELP: &str = "expected on, on=runnable:TIME, on=late:TIME, on=blocked:TIME (such as 10ms), bytes=NUMBER, clock=exact or dir=PATH";
+const TRACE_HELP: &str = "expected on, off, on=runnable:TIME, on=late:TIME, on=blocked:TIME (such as 10ms), on=signal:NAME (such as USR1), on=panic, bytes=NUMBER, clock=exact or dir=PATH";
 
 /// The keys of `TREFOIL_DEBUG` and what each takes.
 const KEYS: [(&str, &str); 8] = [
@@ -89,10 +103,25 @@ const KEYS: [(&str, &str); 8] = [
 /// Reads the environment of the process.
 pub(crate) fn read() -> Result<Env, String> {
     let vars = [TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DLOPEN_RESERVE, TREFOIL_DEBUG, TREFOIL_TRACE];
-    parse(vars.into_iter().filter_map(|var| {
+    let env = parse(vars.into_iter().filter_map(|var| {
         // What is not UTF-8 becomes a value that no parser accepts.
         Some((var, env::var_os(var)?.to_string_lossy().into_owned()))
-    }))
+    }))?;
+    if let Some(dir) = env.trace.as_ref().and_then(|trace| trace.dir.as_ref()) {
+        check_dir(dir)?;
+    }
+    Ok(env)
+}
+
+/// Returns an error if no file can be written to `dir`, because it is no folder.
+fn check_dir(dir: &str) -> Result<(), String> {
+    let error = |why: &str| Err(format!("{TREFOIL_TRACE}=dir={}: {why}", dir.escape_debug()));
+    match fs::metadata(dir) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => error("it is not a folder"),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => error("there is no such folder"),
+        Err(e) => error(&e.to_string()),
+    }
 }
 
 /// Parses these variables; unknown ones are skipped.
@@ -112,6 +141,7 @@ where
             GOMAXPROCS => gos = Some(parse_procs(GOMAXPROCS, value)),
             TREFOIL_DLOPEN_RESERVE => env.dlopen_reserve = Some(parse_reserve(value)?),
             TREFOIL_DEBUG => parse_debug(value, &mut env)?,
+            TREFOIL_TRACE if matches!(value, "off" | "0") => env.trace = None,
             TREFOIL_TRACE => env.trace = Some(parse_trace(value)?),
             _ => {}
         }
@@ -178,7 +208,8 @@ fn parse_trace(text: &str) -> Result<TraceEnv, String> {
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
         let valid = match key {
-            "on" if value.is_empty() => true,
+            // A panic always is an incident.
+            "on" if matches!(value, "" | "panic") => true,
             "on" => match parse_watch(value) {
                 Some(watch) => {
                     trace.watches.push(watch);
@@ -205,10 +236,11 @@ fn parse_trace(text: &str) -> Result<TraceEnv, String> {
     Ok(trace)
 }
 
-/// Parses an incident and its length: `runnable:10ms`. A panic is always one.
+/// Parses an incident and its length: `runnable:10ms`, or a signal: `signal:USR1`.
 fn parse_watch(text: &str) -> Option<(WatchEnv, Duration)> {
     let (kind, limit) = text.split_once(':')?;
     let kind = match kind {
+        "signal" => return Some((WatchEnv::Signal(parse_signal(limit)?), Duration::ZERO)),
         "runnable" => WatchEnv::Runnable,
         "late" => WatchEnv::Late,
         "blocked" => WatchEnv::Blocked,
@@ -223,6 +255,15 @@ fn parse_watch(text: &str) -> Option<(WatchEnv, Duration)> {
         _ => return None,
     };
     Some((kind, limit))
+}
+
+/// Parses a signal: its name, with or without `SIG`, or its number.
+fn parse_signal(text: &str) -> Option<i32> {
+    let name = text.strip_prefix("SIG").unwrap_or(text);
+    match SIGNALS.iter().find(|(known, _)| *known == name) {
+        Some(&(_, signal)) => Some(signal),
+        None => text.parse().ok().filter(|signal| *signal > 0),
+    }
 }
 
 /// Parses a number of bytes, which may end in `K`, `M` or `G`.
@@ -272,7 +313,9 @@ mod tests {
         let both = TraceEnv { bytes, dir, ..TraceEnv::default() };
         assert_eq!(trace("on, bytes=16M,dir=/tmp/t"), Ok(Some(both)));
         let error = |part| Err(format!("TREFOIL_TRACE={part}: {TRACE_HELP}"));
-        for part in ["off", "on=1", "bytes=", "bytes=M", "bytes=1T", "dir=", "on=runnable"] {
+        assert_eq!((trace("off"), trace("0")), (Ok(None), Ok(None)));
+        assert_eq!(trace("on,on=panic"), Ok(Some(TraceEnv::default())));
+        for part in ["no", "on=1", "bytes=", "bytes=M", "bytes=1T", "dir=", "on=runnable"] {
             assert_eq!(trace(part), error(part), "{part}");
         }
     }
@@ -290,9 +333,26 @@ mod tests {
                 (WatchEnv::Blocked, ms(2000)),
             ])
         );
+        let signal = |signal| Some(vec![(WatchEnv::Signal(signal), Duration::ZERO)]);
+        assert_eq!(watches("on,on=signal:USR1"), signal(libc::SIGUSR1));
+        assert_eq!(watches("on=signal:SIGHUP"), signal(libc::SIGHUP));
+        assert_eq!(watches("on=signal:12"), signal(12));
+        for wrong in ["on=signal", "on=signal:", "on=signal:FOO", "on=signal:-1"] {
+            assert_eq!(watches(wrong), None, "{wrong}");
+        }
         for wrong in ["on=late", "on=late:", "on=late:ms", "on=late:5", "on=late:5h", "on=x:5ms"] {
             assert_eq!(watches(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_folder_for_traces_must_exist() {
+        assert_eq!(check_dir("/"), Ok(()));
+        let missing = "/no such folder";
+        let error = format!("TREFOIL_TRACE=dir={missing}: there is no such folder");
+        assert_eq!(check_dir(missing), Err(error));
+        let error = "TREFOIL_TRACE=dir=/proc/self/maps: it is not a folder";
+        assert_eq!(check_dir("/proc/self/maps"), Err(error.into()));
     }
 
     fn debug(value: &str) -> Result<Env, String> {

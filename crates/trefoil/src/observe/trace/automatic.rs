@@ -1,5 +1,5 @@
 //! `TREFOIL_TRACE=on`: every runtime records from its start, and a file is written when a goroutine
-//! panics, when the program is deadlocked, on SIGQUIT, and after incidents that the variable names.
+//! panics, when the program or a part of it is deadlocked, on SIGQUIT, and after incidents that the variable names.
 //!
 //! The number of files is limited: a server whose handlers panic all the time must not fill the
 //! disk.
@@ -11,13 +11,15 @@ use crate::sched::record::DEFAULT_BYTES;
 use crate::sched::trigger::{Incident, Noticed};
 use crate::sys::env::{TraceEnv, WatchEnv};
 use crate::sys::stderr::write_all_stderr;
+use crate::trace::WatchError;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The most files that one process writes after panics, and after incidents of one kind.
+/// The most files that one process writes.
 const FILES_MAX: u32 = 16;
 /// What the environment's watches wait after an incident: before the file is written, and until the
 /// next one.
@@ -30,87 +32,98 @@ static DIR: OnceLock<PathBuf> = OnceLock::new();
 static FILES: AtomicU32 = AtomicU32::new(0);
 
 /// Records `sched`, which has just been started.
-pub(crate) fn record_from_start(sched: &Sched, env: TraceEnv) {
+///
+/// # Errors
+/// If the variable names a signal that cannot be watched.
+pub(crate) fn record_from_start(sched: &Sched, env: TraceEnv) -> io::Result<()> {
     let _ = DIR.set(env.dir.map_or_else(|| PathBuf::from("."), PathBuf::from));
     sched.start_recording(env.bytes.unwrap_or(DEFAULT_BYTES), env.exact_clock);
     for (kind, limit) in env.watches {
-        let incident = match kind {
-            WatchEnv::Runnable => Incident::Runnable,
-            WatchEnv::Late => Incident::TimerLate,
-            WatchEnv::Blocked => Incident::Blocked,
+        let (incident, signal) = match kind {
+            WatchEnv::Runnable => (Incident::Runnable, None),
+            WatchEnv::Late => (Incident::TimerLate, None),
+            WatchEnv::Blocked => (Incident::Blocked, None),
+            WatchEnv::Signal(signal) => (Incident::Signal, Some(signal)),
         };
-        let settings = Settings {
-            incident,
-            limit,
-            look_forward: LOOK_FORWARD,
-            cool_down: COOL_DOWN,
-            at_most: FILES_MAX,
+        // The sender of a signal decides when a file is written.
+        let (look_forward, cool_down) = if signal.is_some() {
+            (Duration::ZERO, Duration::ZERO)
+        } else {
+            (LOOK_FORWARD, COOL_DOWN)
         };
-        // It stays as long as the runtime. There are fewer kinds than places for watches, but one
-        // may be named several times.
+        let settings =
+            Settings { incident, signal, limit, look_forward, cool_down, at_most: FILES_MAX };
         let watching = watches::watch(sched, settings, move |noticed, snapshot| {
             write_after_incident(incident, noticed, &snapshot);
         });
-        std::mem::forget(watching);
+        match watching {
+            // It stays as long as the runtime.
+            Ok(watching) => std::mem::forget(watching),
+            // There are fewer kinds than places for watches, but one may be named several times.
+            Err(WatchError::TooMany) => {}
+            Err(WatchError::Signal(e)) => {
+                let text = format!("TREFOIL_TRACE=on=signal: {e}");
+                return Err(io::Error::new(e.kind(), text));
+            }
+        }
     }
+    Ok(())
 }
 
 fn write_after_incident(incident: Incident, noticed: Noticed, snapshot: &Snapshot) {
     let lasted = Duration::from_nanos(noticed.nanos);
+    let id = noticed.goroutine(incident);
+    let who = id.map_or_else(String::new, |id| snapshot.describe(id));
     let what = match incident {
-        Incident::Runnable => format!("goroutine {} was runnable for {lasted:.1?}", noticed.id),
+        Incident::Runnable => format!("{who} was runnable for {lasted:.1?}"),
         Incident::TimerLate => format!("a timer was {lasted:.1?} late"),
-        Incident::Blocked => {
-            format!("goroutine {} blocked its thread for {lasted:.1?}", noticed.id)
-        }
-        Incident::Panic => "a goroutine panicked".into(),
+        Incident::Blocked => format!("{who} blocked its thread for {lasted:.1?}"),
+        Incident::Panic => format!("{who} panicked"),
+        Incident::Signal => format!("signal {} has arrived", noticed.id),
     };
-    let path = next_path();
-    let written = File::create(&path).and_then(|file| snapshot.write(file));
-    report(&path, written.map(|()| true), &format!("{what}; "));
+    write(snapshot, &format!("{what}; "), id);
 }
 
 /// After a panic of goroutine or task `id`: tells who watches panics, and writes a file as
-/// [`write_automatically`] does, unless enough were written.
+/// [`write_automatically`] does.
 pub(crate) fn write_after_panic(sched: &Sched, id: u64) {
     if sched.record.is_on() {
         sched.tell(Incident::Panic, Noticed { id, nanos: 0 });
     }
-    static PANICS: AtomicU32 = AtomicU32::new(0);
-    if DIR.get().is_some() && PANICS.fetch_add(1, Ordering::Relaxed) < FILES_MAX {
-        write_automatically(sched);
-    }
+    write_automatically(sched, Some(id));
 }
 
 /// Writes a file with what was recorded of `sched`, and prints its name; or nothing if
-/// `TREFOIL_TRACE` is not set.
-pub(crate) fn write_automatically(sched: &Sched) {
-    if DIR.get().is_some() {
-        let path = next_path();
-        report(&path, write(sched, &path), "");
+/// `TREFOIL_TRACE` is not set, or if enough files were written. `id`: whom it is about.
+pub(crate) fn write_automatically(sched: &Sched, id: Option<u64>) {
+    if DIR.get().is_some()
+        && FILES.load(Ordering::Relaxed) < FILES_MAX
+        && let Some(snapshot) = super::snapshot(sched)
+    {
+        write(&snapshot, "", id);
     }
 }
 
-fn next_path() -> PathBuf {
-    let number = FILES.fetch_add(1, Ordering::Relaxed);
+/// Writes a file, and prints its name, why it was written, and how to read it; or nothing if enough
+/// files were written.
+fn write(snapshot: &Snapshot, why: &str, id: Option<u64>) {
+    let relaxed = Ordering::Relaxed;
+    let next = |files| (files < FILES_MAX).then_some(files + 1);
+    let Ok(number) = FILES.fetch_update(relaxed, relaxed, next) else { return };
     let name = format!("trefoil-{}-{number}.trace", std::process::id());
-    DIR.get().map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name))
-}
-
-/// Returns whether there was anything to write.
-fn write(sched: &Sched, path: &Path) -> std::io::Result<bool> {
-    let Some(snapshot) = super::snapshot(sched) else { return Ok(false) };
-    snapshot.write(File::create(path)?)?;
-    Ok(true)
-}
-
-/// Prints the name of a file that was written, and why.
-fn report(path: &Path, written: std::io::Result<bool>, why: &str) {
+    let path = DIR.get().map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name));
+    let written = File::create(&path).and_then(|file| snapshot.write(file));
     let path = path.display();
-    let text = match written {
-        Ok(false) => return,
-        Ok(true) => format!("trefoil: {why}trace written to {path}: trefoil trace why {path}\n"),
+    let id = id.map_or_else(String::new, |id| format!(" {id}"));
+    let mut text = match written {
+        Ok(()) => format!(
+            "trefoil: {why}trace written to {path}; read it with: trefoil trace why {path}{id} \
+             (cargo install trefoil-cli)\n"
+        ),
         Err(e) => format!("trefoil: {why}cannot write a trace to {path}: {e}\n"),
     };
+    if number + 1 == FILES_MAX {
+        text += "trefoil: that was the last trace file of this process\n";
+    }
     write_all_stderr(text.as_bytes());
 }

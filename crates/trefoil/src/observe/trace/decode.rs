@@ -171,6 +171,15 @@ impl<'a> Trace<'a> {
         self.ps.iter().chain([&self.outside]).map(Vec::as_slice)
     }
 
+    /// Returns whether a goroutine or task is a task, and the address of the place where it was
+    /// started, if its start was recorded.
+    pub(super) fn creation(&self, of: u64) -> Option<(bool, u64)> {
+        self.rings().flatten().find_map(|event| match event.what {
+            What::Create { id, is_task, place, .. } if id == of => Some((is_task, place)),
+            _ => None,
+        })
+    }
+
     /// Returns what an address in an event stands for.
     pub(super) fn text(&self, address: u64) -> &str {
         self.snapshot.texts.get(&address).map_or("?", |text| text)

@@ -1,27 +1,41 @@
 //! A snapshot as a file: a line of text, then numbers of eight bytes, the lowest first.
 //!
 //! ```text
-//! "trefoil trace 1\n"
+//! "trefoil trace 2\n"
+//! id of the process, the wall clock in nanoseconds since 1970
 //! when it was copied, number of Ps
 //! for each P, then for the threads without one:  first, from, number of words, the words
 //! number of texts,  for each: address, length, its bytes
 //! number of names,  for each: id, length, its bytes
+//! the program: length, its bytes
 //! ```
+//!
+//! Version 1 has neither its second line nor the program. Its files are still read.
 
-use super::Snapshot;
+use super::{Origin, Snapshot};
 use crate::sched::MAX_PROCS;
 use crate::sched::record::{RecordCopy, RingCopy, Word};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 
-const MAGIC: &[u8; 16] = b"trefoil trace 1\n";
+const MAGIC: &[u8; 16] = b"trefoil trace 2\n";
+const MAGIC_1: &[u8; 16] = b"trefoil trace 1\n";
+/// What all versions begin with.
+const MAGIC_START: &[u8] = b"trefoil trace ";
 /// The longest text that is read.
 const TEXT_BYTES_MAX: u64 = 1 << 16;
 
 pub(super) fn write(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
     let mut to = io::BufWriter::new(to);
     let record = &snapshot.record;
-    to.write_all(MAGIC)?;
+    match &snapshot.origin {
+        Some(origin) => {
+            to.write_all(MAGIC)?;
+            put(&mut to, origin.pid.into())?;
+            put(&mut to, origin.taken)?;
+        }
+        None => to.write_all(MAGIC_1)?,
+    }
     put(&mut to, record.copied)?;
     put(&mut to, record.ps.len() as u64)?;
     for ring in record.rings() {
@@ -32,15 +46,27 @@ pub(super) fn write(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
     }
     put_texts(&mut to, &snapshot.texts)?;
     put_texts(&mut to, &snapshot.names)?;
+    if let Some(origin) = &snapshot.origin {
+        put_text(&mut to, &origin.program)?;
+    }
     to.flush()
 }
 
 pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
     let mut from = io::BufReader::new(from);
     let mut magic = [0; MAGIC.len()];
-    if from.read_exact(&mut magic).is_err() || magic != *MAGIC {
+    if from.read_exact(&mut magic).is_err() || !magic.starts_with(MAGIC_START) {
         return Err(invalid("not a trace of trefoil"));
     }
+    let process = match &magic {
+        MAGIC => {
+            let (pid, taken) = (get(&mut from)?, get(&mut from)?);
+            let pid = u32::try_from(pid).map_err(|_| invalid("a trace with a wrong process id"))?;
+            Some((pid, taken))
+        }
+        MAGIC_1 => None,
+        _ => return Err(invalid("a trace of another version of trefoil: this one reads 1 and 2")),
+    };
     let copied = get(&mut from)?;
     let count = get(&mut from)?;
     if count > MAX_PROCS as u64 {
@@ -50,7 +76,11 @@ pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
     let outside = get_ring(&mut from)?;
     let texts = get_texts(&mut from)?;
     let names = get_texts(&mut from)?;
-    Ok(Snapshot { record: RecordCopy { copied, ps, outside }, texts, names })
+    let origin = match process {
+        Some((pid, taken)) => Some(Origin { pid, taken, program: get_text(&mut from)? }),
+        None => None,
+    };
+    Ok(Snapshot { record: RecordCopy { copied, ps, outside }, texts, names, origin })
 }
 
 fn invalid(why: &str) -> io::Error {
@@ -81,22 +111,31 @@ fn put_texts(to: &mut impl Write, texts: &HashMap<u64, Box<str>>) -> io::Result<
     put(to, texts.len() as u64)?;
     for (&key, text) in texts {
         put(to, key)?;
-        put(to, text.len() as u64)?;
-        to.write_all(text.as_bytes())?;
+        put_text(to, text)?;
     }
     Ok(())
+}
+
+fn put_text(to: &mut impl Write, text: &str) -> io::Result<()> {
+    put(to, text.len() as u64)?;
+    to.write_all(text.as_bytes())
 }
 
 fn get_texts(from: &mut impl Read) -> io::Result<HashMap<u64, Box<str>>> {
     let mut texts = HashMap::new();
     for _ in 0..get(from)? {
-        let (key, len) = (get(from)?, get(from)?);
-        if len > TEXT_BYTES_MAX {
-            return Err(invalid("a trace with a text that is too long"));
-        }
-        let mut text = vec![0; len as usize];
-        from.read_exact(&mut text).map_err(|_| invalid("a trace that is cut off"))?;
-        texts.insert(key, String::from_utf8_lossy(&text).into());
+        let key = get(from)?;
+        texts.insert(key, get_text(from)?);
     }
     Ok(texts)
+}
+
+fn get_text(from: &mut impl Read) -> io::Result<Box<str>> {
+    let len = get(from)?;
+    if len > TEXT_BYTES_MAX {
+        return Err(invalid("a trace with a text that is too long"));
+    }
+    let mut text = vec![0; len as usize];
+    from.read_exact(&mut text).map_err(|_| invalid("a trace that is cut off"))?;
+    Ok(String::from_utf8_lossy(&text).into())
 }

@@ -58,6 +58,7 @@ pub(super) struct Life {
 ///     let recorder = Recorder::start().unwrap();
 ///     let id = trefoil::go(trefoil::id).join().unwrap();
 ///     let times = trace::snapshot().unwrap().times(id).unwrap();
+///     println!("it ran for {:?} ± {:?}", times.running, times.running_error);
 ///     assert_eq!(times.without_p, std::time::Duration::ZERO);
 ///     recorder.stop();
 /// });
@@ -73,6 +74,15 @@ pub struct Times {
     pub waiting: Duration,
     /// It was in a call that blocks its thread, or went on after it, without a P.
     pub without_p: Duration,
+    /// By how much `running` may be wrong. All errors are zero if the clock was read for each event
+    /// ([`exact_clock`](crate::trace::RecorderBuilder::exact_clock)).
+    pub running_error: Duration,
+    /// By how much `runnable` may be wrong.
+    pub runnable_error: Duration,
+    /// By how much `waiting` may be wrong.
+    pub waiting_error: Duration,
+    /// By how much `without_p` may be wrong.
+    pub without_p_error: Duration,
 }
 
 impl Life {
@@ -80,15 +90,42 @@ impl Life {
         let total = |of: fn(State) -> bool| {
             let spans = self.spans.iter().filter(|span| of(span.state));
             // Times in a file may be anything.
-            Duration::from_nanos(spans.fold(0, |sum, span| sum.saturating_add(span.duration().0)))
+            let nanos =
+                spans.clone().fold(0_u64, |sum, span| sum.saturating_add(span.duration().0));
+            (Duration::from_nanos(nanos), Duration::from_nanos(error_of_sum(spans)))
         };
+        let (running, running_error) = total(|state| matches!(state, State::Running(_)));
+        let (runnable, runnable_error) = total(|state| matches!(state, State::Runnable(_)));
+        let (waiting, waiting_error) = total(|state| matches!(state, State::Waiting(_)));
+        let (without_p, without_p_error) = total(|state| matches!(state, State::WithoutP(_)));
         Times {
-            running: total(|state| matches!(state, State::Running(_))),
-            runnable: total(|state| matches!(state, State::Runnable(_))),
-            waiting: total(|state| matches!(state, State::Waiting(_))),
-            without_p: total(|state| matches!(state, State::WithoutP(_))),
+            running,
+            runnable,
+            waiting,
+            without_p,
+            running_error,
+            runnable_error,
+            waiting_error,
+            without_p_error,
         }
     }
+}
+
+/// Returns by how much the sum of spans of one goroutine may be wrong. They are in their order.
+///
+/// At most by the errors of all; and at most by the times in which it is not known whether a span
+/// has begun or ended. Many short spans between two clocks have the same such time.
+fn error_of_sum<'a>(spans: impl Iterator<Item = &'a Span>) -> u64 {
+    let (mut errors, mut uncertain, mut until) = (0_u64, 0_u64, 0);
+    for span in spans {
+        errors = errors.saturating_add(span.duration().1);
+        for when in [span.begin, span.end] {
+            let from = when.earliest.max(until);
+            uncertain = uncertain.saturating_add(when.latest.saturating_sub(from));
+            until = until.max(when.latest);
+        }
+    }
+    errors.min(uncertain)
 }
 
 /// An event of one goroutine, with the number of its ring.
@@ -202,5 +239,23 @@ fn narrow(steps: &mut [Step]) {
     for (_, event) in steps.iter_mut().rev() {
         latest = latest.min(event.when.latest);
         event.when.latest = latest.max(event.when.earliest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span((begin, end): (u64, u64), (from, to): (u64, u64)) -> Span {
+        let begin = When { earliest: begin, latest: end };
+        Span { state: State::Running(0), begin, end: When { earliest: from, latest: to } }
+    }
+
+    #[test]
+    fn the_error_of_a_sum_is_at_most_the_time_that_is_not_known() {
+        assert_eq!(error_of_sum([span((10, 10), (30, 30))].iter()), 0);
+        assert_eq!(error_of_sum([span((10, 14), (30, 36))].iter()), 5);
+        // Twenty spans within the same two clocks.
+        assert_eq!(error_of_sum([span((10, 20), (10, 20)); 20].iter()), 10);
     }
 }

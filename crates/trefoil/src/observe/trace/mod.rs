@@ -30,6 +30,8 @@ use decode::Trace;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::panic::Location;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// What was recorded up to one moment. [`trace::snapshot`](crate::trace::snapshot) returns it.
 ///
@@ -50,6 +52,34 @@ pub struct Snapshot {
     texts: HashMap<u64, Box<str>>,
     /// The names of goroutines and tasks that were alive, by id.
     names: HashMap<u64, Box<str>>,
+    /// None if it was read from a file of version 1.
+    origin: Option<Origin>,
+}
+
+/// Where and when a recording was copied.
+struct Origin {
+    pid: u32,
+    /// What the wall clock showed, in nanoseconds since 1970.
+    taken: u64,
+    /// The file name of the program.
+    program: Box<str>,
+}
+
+impl Origin {
+    /// Returns that of a recording that is copied now, in this process.
+    fn here() -> Origin {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let taken = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        Origin { pid: std::process::id(), taken, program: program_name() }
+    }
+}
+
+/// Returns the file name of this program: as it was called, or as the system knows it.
+fn program_name() -> Box<str> {
+    let path =
+        std::env::args_os().next().map(PathBuf::from).or_else(|| std::env::current_exe().ok());
+    let name = path.as_deref().and_then(Path::file_name).unwrap_or_default();
+    name.to_string_lossy().into()
 }
 
 /// Copies what `sched` has recorded. None if it never recorded.
@@ -63,7 +93,7 @@ pub(crate) fn snapshot(sched: &Sched) -> Option<Snapshot> {
     }
     let mut names = HashMap::new();
     snapshot::for_each_name(sched, |id, name| _ = names.insert(id, name.into()));
-    Some(Snapshot { record, texts, names })
+    Some(Snapshot { record, texts, names, origin: Some(Origin::here()) })
 }
 
 /// Returns what the address in a word of this process stands for.
@@ -149,6 +179,12 @@ impl Snapshot {
         why::why(&trace, &trace.lives(), goroutine)
     }
 
+    /// Returns a goroutine's kind, id, name, and where it was started, as far as they are known.
+    fn describe(&self, id: u64) -> String {
+        let trace = Trace::new(self);
+        why::title(&trace, trace.creation(id), id)
+    }
+
     /// As [`why`](Snapshot::why), for every goroutine and task, in the order of their ids.
     ///
     /// ```
@@ -169,6 +205,63 @@ impl Snapshot {
         ids.sort_unstable();
         let text = |id| why::why(&trace, &lives, id).map(|text| (id, text));
         ids.into_iter().filter_map(text).collect()
+    }
+
+    /// Returns the id of the process that was recorded. None if it was read from a file of the first
+    /// version, which does not say it.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let _recorder = Recorder::start().unwrap();
+    ///     assert_eq!(trace::snapshot().unwrap().pid(), Some(std::process::id()));
+    /// });
+    /// ```
+    pub fn pid(&self) -> Option<u32> {
+        self.origin.as_ref().map(|origin| origin.pid)
+    }
+
+    /// Returns the file name of the program that was recorded, without its folder. None as for
+    /// [`pid`](Snapshot::pid).
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let _recorder = Recorder::start().unwrap();
+    ///     println!("a recording of {}", trace::snapshot().unwrap().program().unwrap());
+    /// });
+    /// ```
+    pub fn program(&self) -> Option<&str> {
+        self.origin.as_ref().map(|origin| &*origin.program)
+    }
+
+    /// Returns what the wall clock showed when the snapshot was made. None as for
+    /// [`pid`](Snapshot::pid).
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let _recorder = Recorder::start().unwrap();
+    ///     let taken = trace::snapshot().unwrap().taken_at().unwrap();
+    ///     assert!(taken <= std::time::SystemTime::now());
+    /// });
+    /// ```
+    pub fn taken_at(&self) -> Option<SystemTime> {
+        let origin = self.origin.as_ref()?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(origin.taken))
+    }
+
+    /// Returns how long was recorded until the snapshot was made. The rings may hold less.
+    ///
+    /// ```
+    /// # use trefoil::trace::{self, Recorder};
+    /// trefoil::run(|| {
+    ///     let _recorder = Recorder::start().unwrap();
+    ///     println!("recorded for {:?}", trace::snapshot().unwrap().recorded_for());
+    /// });
+    /// ```
+    pub fn recorded_for(&self) -> Duration {
+        Duration::from_nanos(self.record.copied)
     }
 
     /// Writes the recording for [Perfetto](https://ui.perfetto.dev): a track per P with what ran

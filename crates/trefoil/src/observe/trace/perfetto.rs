@@ -11,7 +11,7 @@
 //! Field numbers are those of Perfetto's `trace_packet.proto`, `track_descriptor.proto` and
 //! `track_event.proto`.
 
-use super::decode::{Call, Cause, Event, Trace, What};
+use super::decode::{Call, Cause, Event, Trace, What, When};
 use super::lives::{Life, State};
 use crate::observe::protobuf::Message;
 use crate::sched::record::Stop;
@@ -32,6 +32,9 @@ const FIRST_REGION_TRACK: u64 = 2 << 32;
 const SLICE_BEGIN: u64 = 1;
 const SLICE_END: u64 = 2;
 const INSTANT: u64 = 3;
+/// Perfetto's numbers of clocks: that of packets which name none, and the wall clock.
+const CLOCK_OF_EVENTS: u64 = 6;
+const CLOCK_REALTIME: u64 = 1;
 
 /// Encodes a recording.
 pub(super) fn encode(trace: &Trace<'_>) -> Vec<u8> {
@@ -59,8 +62,14 @@ struct RegionTrack {
 
 impl Encoder<'_> {
     fn encode(mut self) -> Vec<u8> {
-        let process = Message::default().number(1, std::process::id().into()).bytes(6, b"trefoil");
+        let origin = &self.trace.snapshot.origin;
+        let (pid, program) = origin.as_ref().map_or((1, "trefoil"), |at| (at.pid, &at.program));
+        let process = Message::default().number(1, pid.into()).bytes(6, program.as_bytes());
+        let wall_clock = origin.as_ref().map(|at| at.taken);
         self.descriptor(Message::default().number(1, PROCESS_TRACK).message(3, process), true);
+        if let Some(nanos) = wall_clock {
+            self.wall_clock(nanos);
+        }
         let rings: Vec<&[Event]> = self.trace.rings().collect();
         let outside = rings.len() - 1;
         for ring in 0..rings.len() {
@@ -72,11 +81,21 @@ impl Encoder<'_> {
             match event.what {
                 What::RegionBegin { id, text } => self.region_begins(at, id, text),
                 What::RegionEnd { id } => self.region_ends(at, id),
-                what => self.event(at, ring, what),
+                _ => self.event(at, ring, event),
             }
         }
         self.goroutine_tracks();
         self.out.0
+    }
+
+    /// Says what the wall clock showed when the recording was copied.
+    fn wall_clock(&mut self, nanos: u64) {
+        let clock = |id, time| Message::default().number(1, id).number(2, time);
+        let copied = self.trace.snapshot.record.copied;
+        let clocks = Message::default()
+            .message(1, clock(CLOCK_OF_EVENTS, copied))
+            .message(1, clock(CLOCK_REALTIME, nanos));
+        self.packet(Message::default().number(10, SEQUENCE).message(6, clocks));
     }
 
     /// Adds the states of those that waited longest.
@@ -100,7 +119,8 @@ impl Encoder<'_> {
                     State::Runnable(by) => state.message(4, text("by", &cause_text(by))),
                     _ => state,
                 };
-                self.on_track(last, track, state.message(4, number("goroutine", id)));
+                let state = state.message(4, number("goroutine", id));
+                self.on_track(last, track, with_error(state, span.begin));
                 last = span.end.middle().max(last);
                 self.on_track(last, track, Message::default().number(9, SLICE_END));
             }
@@ -161,8 +181,8 @@ impl Encoder<'_> {
         self.out = std::mem::take(&mut self.out).message(1, packet);
     }
 
-    fn event(&mut self, at: u64, ring: usize, what: What) {
-        let event = match what {
+    fn event(&mut self, at: u64, ring: usize, event: Event) {
+        let message = match event.what {
             What::Run { id } => {
                 let begin = begin(SLICE_BEGIN, &self.title(id)).message(4, number("goroutine", id));
                 match self.flows.remove(&id) {
@@ -208,7 +228,7 @@ impl Encoder<'_> {
             }
             What::RegionEnd { .. } => begin(INSTANT, "end of region"),
         };
-        self.on_track(at, track_of(ring), event);
+        self.on_track(at, track_of(ring), with_error(message, event.when));
     }
 
     fn title(&self, id: u64) -> String {
@@ -239,6 +259,14 @@ fn begin(kind: u64, name: &str) -> Message {
 /// DebugAnnotation: name, uint_value.
 fn number(name: &str, n: u64) -> Message {
     Message::default().bytes(10, name.as_bytes()).number(3, n)
+}
+
+/// Adds by how much the time of an event may be wrong, if it may.
+fn with_error(event: Message, when: When) -> Message {
+    match when.error() {
+        0 => event,
+        error => event.message(4, number("time ± ns", error)),
+    }
 }
 
 /// DebugAnnotation: name, string_value.

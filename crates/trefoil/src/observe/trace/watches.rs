@@ -3,10 +3,13 @@
 
 use super::Snapshot;
 use crate::join_handle::Join;
+use crate::observe::deadlock;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
 use crate::sched::trigger::{Incident, Noticed, Watch};
 use crate::sched::{Sched, calls};
+use crate::signal::{self, SignalWatch};
 use crate::sys::clock::{self, NEVER, Nanos};
+use crate::trace::WatchError;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -19,6 +22,8 @@ const NAME: &str = "trefoil trace";
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) incident: Incident,
+    /// The number of the signal, if it is about one.
+    pub(crate) signal: Option<i32>,
     pub(crate) limit: Duration,
     /// The time from the incident to the snapshot.
     pub(crate) look_forward: Duration,
@@ -31,19 +36,22 @@ pub(crate) struct Settings {
 pub(crate) struct Watching {
     watch: Arc<Watch>,
     _function: Arc<dyn Any + Send + Sync>,
+    _signal: Option<SignalWatch>,
 }
 
-/// Watches `sched`: after an incident, a goroutine calls `f`. None if there are too many watches.
+/// Watches `sched`: after an incident, a goroutine calls `f`.
 pub(crate) fn watch(
     sched: &Sched,
     settings: Settings,
     f: impl Fn(Noticed, Snapshot) + Send + Sync + 'static,
-) -> Option<Watching> {
+) -> Result<Watching, WatchError> {
+    let signal = settings.signal.map(SignalWatch::begin).transpose().map_err(WatchError::Signal)?;
     let function = Arc::new(f);
     let f = Arc::downgrade(&function);
     let look_forward = settings.look_forward;
     let watch = Arc::new(Watch {
         incident: settings.incident,
+        signal: settings.signal,
         limit: nanos(settings.limit),
         cool_down: nanos(settings.cool_down),
         left: AtomicU32::new(settings.at_most),
@@ -69,9 +77,18 @@ pub(crate) fn watch(
             }
         }),
     });
-    sched.triggers.add(watch.clone()).ok()?;
+    sched.triggers.add(watch.clone()).map_err(|_| WatchError::TooMany)?;
     sched.watch_runnable();
-    Some(Watching { watch, _function: function })
+    Ok(Watching { watch, _function: function, _signal: signal })
+}
+
+/// Tells the watches of all runtimes which signals have arrived. Helper threads call it.
+pub(crate) fn tell_signals() {
+    for signal in signal::take_arrived() {
+        for sched in deadlock::runtimes().iter().filter(|sched| sched.record.is_on()) {
+            sched.tell(Incident::Signal, Noticed { id: signal as u64, nanos: 0 });
+        }
+    }
 }
 
 /// Ends a watch. A goroutine that it has started may still call the function.

@@ -1,7 +1,7 @@
 //! A life in words: how long a goroutine ran and waited, and for what.
 
 use super::decode::{Call, Cause, Trace, What};
-use super::lives::{Life, Span, State, Times};
+use super::lives::{Life, Span, State};
 use crate::sched::record::Stop;
 use crate::sys::sort::sort_by;
 use std::collections::HashMap;
@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// Parts of a wait that are explained.
 const SPANS_MAX: usize = 16;
+/// An error of more than one in so many is printed.
+const ERROR_SHARE: u64 = 50;
 /// Others that are named as running while a goroutine was queued.
 const NAMED_MAX: usize = 4;
 
@@ -32,13 +34,19 @@ pub(super) fn why(trace: &Trace<'_>, lives: &HashMap<u64, Life>, id: u64) -> Opt
 
 /// Returns a goroutine's kind, id, name, and where it was started.
 fn describe(trace: &Trace<'_>, lives: &HashMap<u64, Life>, id: u64) -> String {
-    let life = lives.get(&id);
-    let kind = if life.is_some_and(|life| life.is_task) { "task" } else { "goroutine" };
+    let created =
+        lives.get(&id).and_then(|life| life.created.map(|(place, _)| (life.is_task, place)));
+    title(trace, created, id)
+}
+
+/// As [`describe`]. `created`: whether it is a task, and where it was started, if that is known.
+pub(super) fn title(trace: &Trace<'_>, created: Option<(bool, u64)>, id: u64) -> String {
+    let kind = if created.is_some_and(|(is_task, _)| is_task) { "task" } else { "goroutine" };
     let mut text = format!("{kind} {id}");
     if let Some(name) = trace.name(id) {
         let _ = write!(text, " \"{name}\"");
     }
-    if let Some((place, _)) = life.and_then(|life| life.created) {
+    if let Some((_, place)) = created {
         let _ = write!(text, " (started at {})", trace.text(place));
     }
     text
@@ -57,14 +65,28 @@ fn cause(trace: &Trace<'_>, lives: &HashMap<u64, Life>, by: Cause) -> String {
 
 /// Returns how long it was in which state.
 fn totals(life: &Life) -> String {
-    let Times { running, runnable, waiting, without_p } = life.times();
-    let time = |duration: Duration| time(duration.as_nanos() as u64);
-    let mut text =
-        format!("ran {}, was runnable {}, waited {}", time(running), time(runnable), time(waiting));
-    if !without_p.is_zero() {
-        let _ = write!(text, ", was without a P {}", time(without_p));
+    let times = life.times();
+    let mut text = format!(
+        "ran {}, was runnable {}, waited {}",
+        with_error(times.running, times.running_error),
+        with_error(times.runnable, times.runnable_error),
+        with_error(times.waiting, times.waiting_error),
+    );
+    if !times.without_p.is_zero() {
+        let without_p = with_error(times.without_p, times.without_p_error);
+        let _ = write!(text, ", was without a P {without_p}");
     }
     text
+}
+
+/// Returns a time, and its error if that is a larger share than [`ERROR_SHARE`].
+fn with_error(duration: Duration, error: Duration) -> String {
+    let (nanos, error) = (duration.as_nanos() as u64, error.as_nanos() as u64);
+    if error > nanos / ERROR_SHARE {
+        format!("{} ± {}", time(nanos), time(error))
+    } else {
+        time(nanos)
+    }
 }
 
 /// A wait, and the time in a queue after it.
@@ -242,5 +264,15 @@ mod tests {
             assert_eq!(time(nanos), text);
         }
         assert_eq!(time(2_500_000_000), "2.50 s");
+    }
+
+    #[test]
+    fn an_error_is_printed_if_it_matters() {
+        let text =
+            |time, error| with_error(Duration::from_micros(time), Duration::from_micros(error));
+        assert_eq!(text(1_000, 20), "1.0 ms");
+        assert_eq!(text(1_000, 21), "1.0 ms ± 21.0 µs");
+        assert_eq!(text(0, 0), "0 ns");
+        assert_eq!(text(0, 1), "0 ns ± 1.0 µs");
     }
 }

@@ -9,6 +9,7 @@
 
 use super::report::Places;
 use super::{Cycle, Graph};
+use crate::observe::trace;
 use crate::sched::Sched;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::sort::sort_by;
@@ -107,4 +108,15 @@ fn report(graph: &Graph, cycles: &[Cycle]) {
     }
     text.push_str("  (TREFOIL_DEBUG=deadlockreport=0 turns this report off)\n");
     write_all_stderr(text.as_bytes());
+    write_traces(graph, cycles);
+}
+
+/// Writes what was recorded of each runtime that has a member in one of the cycles.
+fn write_traces(graph: &Graph, cycles: &[Cycle]) {
+    let mut written = BTreeSet::new();
+    for party in cycles.iter().flatten().map(|&i| graph.waits[i].party) {
+        if written.insert(party.runtime) {
+            trace::write_automatically(graph.sched(party), Some(party.id));
+        }
+    }
 }
