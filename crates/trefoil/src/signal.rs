@@ -32,6 +32,9 @@
 //! thread reads the pipe and sends the numbers to the channels. It is a plain thread outside of all
 //! runtimes: the runtime does not report a deadlock when all goroutines wait for signals, and the
 //! thread runs on when a runtime ends.
+//!
+//! A watch of the flight recorder ([`Trigger::Signal`](crate::trace::Trigger::Signal)) needs neither the
+//! pipe nor the thread: the same handler wakes the helper threads of the runtimes.
 
 use crate::chan::{self, Receiver, Sender, TrySendError};
 use crate::sched::monitor::helper;

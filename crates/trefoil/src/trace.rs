@@ -32,10 +32,10 @@
 //!     tx.send(()).unwrap();
 //!     let id = receiver.join().unwrap();
 //!     // goroutine 2 (started at src/main.rs:7) by goroutine 1 "main"
-//!     // ran 20.1 µs, was runnable 1.3 µs, waited 2.1 ms
-//!     // longest wait: 2.1 ms ± 0.4 µs, from 11.0 µs to 2.1 ms of the recording
-//!     //   2.1 ms in futex wait, woken by goroutine 1 "main"
-//!     //   1.0 µs runnable
+//!     // ran 111.5 µs ± 220.7 µs, was runnable 0 ns ± 332.3 µs, waited 1.9 ms ± 54.6 µs
+//!     // longest wait: 1.9 ms ± 54.6 µs, from 309.0 µs to 2.2 ms of the recording
+//!     //   1.9 ms in futex wait, woken by goroutine 1 "main"
+//!     //   0 ns runnable
 //!     println!("{}", trace::snapshot().unwrap().why(id).unwrap());
 //!     recorder.stop();
 //! });
@@ -446,7 +446,8 @@ impl std::error::Error for WatchError {}
 ///     }
 ///     let incident = rx.recv().unwrap();
 ///     assert!(incident.lasted >= Duration::from_millis(20));
-///     // … runnable behind goroutine 1 "main" (preemption refused: no_preempt)
+///     // …
+///     //   102.5 ms runnable, behind goroutine 1 "main" for 102.4 ms (preemption refused: holds a no_preempt guard, 102 times)
 ///     println!("{}", incident.snapshot.why(incident.goroutine.unwrap()).unwrap());
 ///     # kept_waiting.join().unwrap();
 ///     drop(watch);

@@ -235,8 +235,11 @@ fn refusals(trace: &Trace<'_>, of: u64, from: u64, to: u64) -> String {
             }
         }
     }
-    let reasons: Vec<String> =
-        reasons.iter().map(|(why, times)| format!("{why}, {times} times")).collect();
+    let text = |(why, times): &(&str, u32)| match times {
+        1 => format!("{why}, once"),
+        _ => format!("{why}, {times} times"),
+    };
+    let reasons: Vec<String> = reasons.iter().map(text).collect();
     if reasons.is_empty() {
         return String::new();
     }
