@@ -56,7 +56,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-pub use crate::observe::trace::{Snapshot, Times};
+pub use crate::observe::trace::{Snapshot, Times, WatchError};
 
 /// A recording that is on. It ends when this is dropped, or with [`stop`](Recorder::stop).
 ///
@@ -381,45 +381,6 @@ pub struct Watch {
     sched: Weak<Sched>,
     watching: Watching,
 }
-
-/// Why [`OnTrigger::call`] has failed. Kinds may be added in later versions.
-///
-/// ```
-/// use trefoil::trace::{self, Trigger, WatchError};
-///
-/// trefoil::run(|| {
-///     let on = trace::on(Trigger::Panic);
-///     let watches: Vec<_> = (0..16).map(|_| on.call(|_| ()).unwrap()).collect();
-///     let error = on.call(|_| ()).err().unwrap();
-///     assert!(matches!(error, WatchError::TooMany));
-///     let text = "this runtime has 16 watches already, the most that are possible";
-///     assert_eq!(error.to_string(), text);
-///     drop(watches);
-/// });
-/// ```
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum WatchError {
-    /// A runtime has at most 16 watches at the same time.
-    TooMany,
-    /// The signal cannot be watched: [`signal::notify`](crate::signal::notify) says which ones can.
-    Signal(std::io::Error),
-}
-
-impl fmt::Display for WatchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            WatchError::TooMany => write!(
-                f,
-                "this runtime has {} watches already, the most that are possible",
-                trigger::WATCHES_MAX
-            ),
-            WatchError::Signal(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for WatchError {}
 
 /// Waits, without a goroutine, for an incident in the caller's runtime, or in the default runtime
 /// on a plain thread: [`OnTrigger::call`] says what happens then.

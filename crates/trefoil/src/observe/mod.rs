@@ -6,6 +6,7 @@
 //! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the flight
 //! recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers where
 //! everything is.
+//! `signals.rs` has the handler of the signals that the program or the recorder waits for.
 //! `profile/` takes profiles, of goroutines as they are and of samples (`sched/sample.rs`).
 
 pub(crate) mod deadlock;
@@ -19,6 +20,7 @@ pub(crate) mod profile;
 mod protobuf;
 pub(crate) mod quit;
 pub(crate) mod schedtrace;
+pub(crate) mod signals;
 mod snapshot;
 pub(crate) mod symbols;
 pub(crate) mod trace;

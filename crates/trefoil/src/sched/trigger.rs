@@ -6,7 +6,7 @@
 //! | `TimerLate`: a timer runs too late | the M that runs it |
 //! | `Blocked`: a thread is blocked in the kernel for too long | sysmon; or the M, when it is back |
 //! | `Panic`: a goroutine panics | the panic hook |
-//! | `Signal`: a signal arrives | its handler (`signal.rs`), which wakes the helper threads |
+//! | `Signal`: a signal arrives | its handler (`observe/signals.rs`), which wakes the helper threads |
 //!
 //! The thread that notices an incident stores it in the one place for its kind ([`Sched::notice`])
 //! and asks the helper thread for the rest, which allocates. Further incidents of that kind are

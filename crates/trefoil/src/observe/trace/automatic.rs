@@ -5,13 +5,12 @@
 //! disk.
 
 use super::Snapshot;
-use super::watches::{self, Settings};
+use super::watches::{self, Settings, WatchError};
 use crate::sched::Sched;
 use crate::sched::record::DEFAULT_BYTES;
 use crate::sched::trigger::{Incident, Noticed};
 use crate::sys::env::{TraceEnv, WatchEnv};
 use crate::sys::stderr::write_all_stderr;
-use crate::trace::WatchError;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;

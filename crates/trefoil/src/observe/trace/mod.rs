@@ -25,6 +25,7 @@ use super::snapshot;
 use crate::sched::Sched;
 use crate::sched::record::{Kind, RecordCopy, Word};
 pub use lives::Times;
+pub use watches::WatchError;
 
 use decode::Trace;
 use std::collections::HashMap;

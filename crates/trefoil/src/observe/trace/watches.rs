@@ -4,19 +4,57 @@
 use super::Snapshot;
 use crate::join_handle::Join;
 use crate::observe::deadlock;
+use crate::observe::signals::{SignalWatch, take_arrived};
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
-use crate::sched::trigger::{Incident, Noticed, Watch};
+use crate::sched::trigger::{Incident, Noticed, WATCHES_MAX, Watch};
 use crate::sched::{Sched, calls};
-use crate::signal::{self, SignalWatch};
 use crate::sys::clock::{self, NEVER, Nanos};
-use crate::trace::WatchError;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
+use std::{fmt, io};
 
 /// The name of the goroutine that takes the snapshot.
 const NAME: &str = "trefoil trace";
+
+/// Why [`OnTrigger::call`](crate::trace::OnTrigger::call) has failed. Kinds may be added in later versions.
+///
+/// ```
+/// use trefoil::trace::{self, Trigger, WatchError};
+///
+/// trefoil::run(|| {
+///     let on = trace::on(Trigger::Panic);
+///     let watches: Vec<_> = (0..16).map(|_| on.call(|_| ()).unwrap()).collect();
+///     let error = on.call(|_| ()).err().unwrap();
+///     assert!(matches!(error, WatchError::TooMany));
+///     assert_eq!(error.to_string(), "this runtime has 16 watches already, the most that are possible");
+///     drop(watches);
+/// });
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum WatchError {
+    /// A runtime has at most 16 watches at the same time.
+    TooMany,
+    /// The signal cannot be watched: [`signal::notify`](crate::signal::notify) says which ones can.
+    Signal(io::Error),
+}
+
+impl fmt::Display for WatchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WatchError::TooMany => write!(
+                f,
+                "this runtime has {} watches already, the most that are possible",
+                WATCHES_MAX
+            ),
+            WatchError::Signal(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for WatchError {}
 
 /// The settings of a watch.
 #[derive(Clone, Copy)]
@@ -84,7 +122,7 @@ pub(crate) fn watch(
 
 /// Tells the watches of all runtimes which signals have arrived. Helper threads call it.
 pub(crate) fn tell_signals() {
-    for signal in signal::take_arrived() {
+    for signal in take_arrived() {
         for sched in deadlock::runtimes().iter().filter(|sched| sched.record.is_on()) {
             sched.tell(Incident::Signal, Noticed { id: signal as u64, nanos: 0 });
         }
