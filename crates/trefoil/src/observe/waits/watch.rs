@@ -113,9 +113,10 @@ fn report(graph: &Graph, cycles: &[Cycle]) {
 
 /// Writes what was recorded of each runtime that has a member in one of the cycles.
 fn write_traces(graph: &Graph, cycles: &[Cycle]) {
-    let mut written = BTreeSet::new();
+    let mut written = Vec::new();
     for party in cycles.iter().flatten().map(|&i| graph.waits[i].party) {
-        if written.insert(party.runtime) {
+        if !written.contains(&party.runtime) {
+            written.push(party.runtime);
             trace::write_automatically(graph.sched(party), Some(party.id));
         }
     }
