@@ -5,11 +5,11 @@
 //! | file | content |
 //! |---|---|
 //! | `lib.rs` | the two attributes |
-//! | `options.rs` | what stands in their parentheses |
+//! | `options.rs` | parses the options in their parentheses |
 //! | `function.rs` | the function under an attribute, in its parts |
 //! | `expand.rs` | the function that takes its place |
 //! | `error.rs` | errors in the user's code |
-//! | `tokens.rs` | tokens |
+//! | `tokens.rs` | recognises and makes tokens |
 //!
 //! The attributes are parsed by hand. They accept such a small part of the grammar that `syn` would
 //! cost every user more to build than these lines cost to read.

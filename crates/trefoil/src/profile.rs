@@ -270,22 +270,24 @@ pub fn waits() -> Profile {
     with_sched(profile::waits)
 }
 
-/// Returns the goroutines and tasks of the caller's runtime that wait for ever, certainly or probably:
-/// those of [`deadlocks`](crate::debug::deadlocks), grouped by stack, with the values of [`waits`]. On
-/// a plain thread it is the default runtime.
+/// Returns the goroutines and tasks of the caller's runtime that wait forever, certainly or
+/// probably: the members of [`deadlocks`](crate::debug::deadlocks), grouped by stack, with the
+/// values of [`waits`]. It is Go's `goroutineleak` profile. (`#[trefoil::test(leaks = "deny")]`
+/// counts differently: every goroutine that is left at the end of the test.) On a plain thread it
+/// is the default runtime.
 ///
 /// ```
+/// use trefoil::sync::Mutex;
+/// static M: Mutex<()> = Mutex::new(());
 /// trefoil::run(|| {
-///     let (tx, rx) = trefoil::chan::bounded::<()>(0);
-///     let lost = trefoil::go(move || {
-///         let _both_ends = &tx; // nobody else can send
-///         rx.recv()
+///     trefoil::go(|| {
+///         let _first = M.lock();
+///         let _second = M.lock(); // waits for itself
 ///     });
 ///     while trefoil::profile::leaks().goroutines() == 0 {
-///         trefoil::time::sleep(std::time::Duration::from_millis(10));
+///         trefoil::yield_now();
 ///     }
 ///     println!("{}", trefoil::profile::leaks().text());
-///     drop(lost);
 /// });
 /// ```
 ///

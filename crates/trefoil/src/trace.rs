@@ -8,9 +8,9 @@
 //! Every wait counts, whatever it is for: channels, locks and sockets of std, timers, locks of C
 //! code.
 //!
-//! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a deadlock
-//! of the program or of a part of it, or SIGQUIT writes a file (`TREFOIL_TRACE=on,bytes=64M,dir=/tmp`).
-//! A process writes at most 16 files. The command `trefoil trace why FILE ID` reads one, and
+//! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a
+//! deadlock of the program, a certain deadlock of a part of it, or SIGQUIT writes a file
+//! (`TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). A process writes at most 16 files. The command `trefoil trace why FILE ID` reads one, and
 //! `trefoil trace perfetto FILE OUT` converts it (`cargo install trefoil-cli`).
 //! `on=runnable:10ms`, `on=late:5ms` and `on=blocked:100ms` also write a file when a goroutine is
 //! runnable, a timer late, or a thread blocked in the kernel for so long; `on=signal:USR1` writes one
@@ -180,9 +180,9 @@ impl RecorderBuilder {
         self
     }
 
-    /// Reads the clock for each event, so that times have no error. Otherwise it is read for one word
-    /// in 128, and about once per millisecond. A switch takes about half as long again, and a ring
-    /// holds half as many events: for short recordings.
+    /// Reads the clock for each event, so that times have no error. Otherwise it is read at least
+    /// once per 128 events, and about once per millisecond. A switch takes more than twice as long,
+    /// and a ring holds half as many events. Use it for short recordings.
     ///
     /// ```
     /// let settings = trefoil::trace::Recorder::builder().exact_clock(true);

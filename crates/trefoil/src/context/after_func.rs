@@ -1,7 +1,7 @@
 //! Functions that are called when a context is done.
 //!
-//! The function is in a [`FuncCell`], whose lock decides between its start and [`AfterFunc::stop`];
-//! it is taken last.
+//! The function is in a [`FuncCell`]. The cell's lock decides whether the function starts or is
+//! stopped by [`AfterFunc::stop`]. No other lock is held while it is taken.
 //!
 //! Invariants:
 //! 1. A function of `after_func` is in the `funcs` of the node where it was registered. If that
@@ -116,7 +116,7 @@ impl FuncCell {
 }
 
 impl CancelNode {
-    /// Registers a function, or starts it if the node is done (invariant 1).
+    /// Registers a function (invariant 1), or starts it if the node is done (`node.rs`, invariant 1).
     pub(super) fn add_func(self: &Arc<Self>, cell: &Arc<FuncCell>) {
         let mut state = self.state.lock();
         if state.reason.is_some() {

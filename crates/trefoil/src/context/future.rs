@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{self, Poll};
 
-/// The end of a [`Context`], which a task awaits: returned by [`Context::done_async`].
+/// A future that completes when a [`Context`] is done. [`Context::done_async`] returns it.
 ///
 /// # Examples
 /// ```

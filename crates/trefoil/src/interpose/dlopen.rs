@@ -11,8 +11,8 @@
 //! During the call the goroutine counts as the holder of a C lock: the loader holds locks that
 //! `pthread_create` needs as well, so that the helper thread could not start an M if the goroutine
 //! were stopped here without a spare M (`sched/monitor/preempt.rs`). The program counter does not
-//! tell: the loader calls `malloc` and `free`, which are ours, resolvers of IFUNCs and constructors.
-//! libc's own calls of the loader (name services, `iconv`) do not come here and are not counted.
+//! show this: the loader also runs our `malloc` and `free`, IFUNC resolvers and constructors. libc's
+//! own calls into the loader (name services, `iconv`) bypass these functions and are not counted.
 //!
 //! Known limit: constructors that run inside `dlopen`, on a goroutine, read zeros in initial-exec
 //! variables that have an initial value; the value is there when `dlopen` returns.
@@ -153,7 +153,8 @@ pub(crate) fn loader() -> Loader {
     unsafe { Loader { open: DLOPEN.function::<Dlopen>(), close: DLCLOSE.function::<Dlclose>() } }
 }
 
-/// Updates the TLS blocks of all goroutines after a change of the loaded libraries.
+/// Updates the TLS blocks of all goroutines after a change of the loaded libraries. It calls the
+/// loader again.
 fn update_blocks(loader: Option<Loader>) {
-    modules_changed(loader, |visit| crate::mem::for_each_block(visit));
+    in_loader(|| modules_changed(loader, |visit| crate::mem::for_each_block(visit)));
 }

@@ -1,12 +1,12 @@
-//! Traces, dumps, profiles, and the reports of faults, panics and deadlocks. This module reads the
-//! state of the scheduler and never changes it.
+//! Traces, dumps, profiles, and the reports of faults, panics and deadlocks. Except for
+//! `trace/`, which starts recordings and watches, this module only reads the scheduler's state.
 //!
 //! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
 //! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
 //! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the flight
 //! recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers where
 //! everything is.
-//! `signals.rs` has the handler of the signals that the program or the recorder waits for.
+//! `signals.rs` has the signal handler that channels and watches share.
 //! `profile/` takes profiles, of goroutines as they are and of samples (`sched/sample.rs`).
 
 pub(crate) mod deadlock;

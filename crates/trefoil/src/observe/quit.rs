@@ -1,11 +1,11 @@
 //! SIGQUIT (Ctrl-\\): prints every goroutine and ends the process with code 2, as Go does.
 //!
-//! The handler only sets a flag and wakes the helper threads; one of them prints. Without a runtime
-//! the handler ends the process, as the default action of the signal does. The same holds in a
-//! child of `fork`, which has inherited the handler but no helper thread. A handler that the
-//! program has installed before its first runtime stays in place. A signal that is ignored is not
-//! ignored while there is a runtime, as in Go: shells start the background jobs of a script like
-//! that, and `kill -QUIT` is how to look into a program that hangs.
+//! The handler only sets a flag and wakes the helper threads; one of them prints. Without a runtime,
+//! and in a child of `fork` (which inherits the handler but no helper thread), the signal has its
+//! previous effect: it ends the process, or is ignored. A handler that the program has installed
+//! before its first runtime stays in place. `SIG_IGN` is replaced, as in Go: shells start the
+//! background jobs of a script with SIGQUIT ignored, and `kill -QUIT` must work on a program that
+//! hangs.
 
 use super::{deadlock, dump, trace};
 use crate::sched::monitor::helper;
@@ -51,12 +51,14 @@ extern "C" fn on_quit(signal: c_int) {
     // SeqCst: see `helper::wake_all`.
     ASKED.store(true, Ordering::SeqCst);
     if !helper::wake_all() {
-        // The last runtime has ended, so no helper thread is left to print.
+        // The last runtime has ended, so no helper thread is left to print, and none of a later
+        // runtime is to.
+        ASKED.store(false, Ordering::SeqCst);
         as_before(signal);
     }
 }
 
-/// Does what would have happened without the handler. To be called in it.
+/// Gives the signal its previous effect. Called by the handler.
 fn as_before(signal: c_int) {
     if !WAS_IGNORED.load(Ordering::Relaxed) {
         raise_default(signal);

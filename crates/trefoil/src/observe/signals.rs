@@ -1,8 +1,9 @@
-//! The handler of the signals that a channel of `signal.rs` or a watch of the flight recorder waits for.
+//! The signal handler that the channels of `signal.rs` and the watches of the flight recorder share.
 //!
-//! For a channel, the handler writes the number of the signal to a pipe. For a watch, it sets a bit and
-//! wakes the helper threads: that needs no thread, which would keep a deadlock from being noticed.
-//! The action that the handler has replaced is restored when neither is left.
+//! For a channel, the handler writes the signal's number to a pipe. For a watch, it sets a bit and
+//! wakes the helper threads. A watch has no thread of its own, because a thread that could wake a
+//! goroutine would hide a deadlock. The previous action is restored when no channel and no watch is
+//! left; for channels that is noticed when the next signal arrives.
 
 use crate::sched::monitor::helper;
 use crate::sys::lock::Lock;
@@ -57,16 +58,23 @@ pub(crate) fn set_pipe(writer: OwnedFd) {
 
 /// Makes the handler write a signal to the pipe. [`check`] has accepted it.
 pub(crate) fn listen(signal: i32) -> io::Result<()> {
-    ACTIONS.lock()[index(signal)].install(signal)?;
-    LISTENED.fetch_or(bit(signal), Ordering::Relaxed);
-    Ok(())
+    let mut actions = ACTIONS.lock();
+    // The bit comes first: without it the handler would drop the signal.
+    let before = LISTENED.fetch_or(bit(signal), Ordering::Relaxed);
+    actions[index(signal)].install(signal).inspect_err(|_| {
+        if before & bit(signal) == 0 {
+            LISTENED.fetch_and(!bit(signal), Ordering::Relaxed);
+        }
+    })
 }
 
 /// Ends [`listen`]. Returns true if the signal has its previous effect again.
 pub(crate) fn stop_listening(signal: i32) -> bool {
     let mut actions = ACTIONS.lock();
+    let action = &mut actions[index(signal)];
+    let is_restored = action.watches == 0 && action.restore(signal);
     LISTENED.fetch_and(!bit(signal), Ordering::Relaxed);
-    actions[index(signal)].restore(signal)
+    is_restored
 }
 
 /// While it exists, the helper threads are woken when a signal arrives, and [`take_arrived`] returns
@@ -78,9 +86,14 @@ impl SignalWatch {
         check(signal)?;
         let mut actions = ACTIONS.lock();
         let action = &mut actions[index(signal)];
-        action.install(signal)?;
-        action.watches += 1;
+        // As in `listen`.
         WATCHED.fetch_or(bit(signal), Ordering::Relaxed);
+        action.install(signal).inspect_err(|_| {
+            if action.watches == 0 {
+                WATCHED.fetch_and(!bit(signal), Ordering::Relaxed);
+            }
+        })?;
+        action.watches += 1;
         Ok(SignalWatch(signal))
     }
 }
@@ -91,8 +104,10 @@ impl Drop for SignalWatch {
         let action = &mut actions[index(self.0)];
         action.watches -= 1;
         if action.watches == 0 {
+            if LISTENED.load(Ordering::Relaxed) & bit(self.0) == 0 {
+                action.restore(self.0);
+            }
             WATCHED.fetch_and(!bit(self.0), Ordering::Relaxed);
-            action.restore(self.0);
         }
     }
 }
@@ -138,14 +153,17 @@ impl Action {
         Ok(())
     }
 
-    /// Restores the action that the handler has replaced, if nothing waits for the signal. Returns
-    /// false if something does, or if there is none.
+    /// Restores the action that the handler has replaced. Returns false if there is none, or if the
+    /// program has installed another one since.
     fn restore(&mut self, signal: i32) -> bool {
-        let is_used = self.watches != 0 || LISTENED.load(Ordering::Relaxed) & bit(signal) != 0;
-        let Some(previous) = self.previous.take_if(|_| !is_used) else { return false };
-        // SAFETY: an action that was valid.
-        unsafe { libc::sigaction(signal, &raw const previous, std::ptr::null_mut()) };
-        true
+        let Some(previous) = self.previous.take() else { return false };
+        let mut present = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: reads the present action, and sets one that was valid.
+        unsafe {
+            libc::sigaction(signal, std::ptr::null(), present.as_mut_ptr());
+            let is_ours = present.assume_init().sa_sigaction == on_signal as *const () as usize;
+            is_ours && libc::sigaction(signal, &raw const previous, std::ptr::null_mut()) == 0
+        }
     }
 }
 

@@ -291,7 +291,7 @@ pub(crate) fn shelve(rt: Rt, g: &'static G, next: Option<&'static G>) -> Rt {
     switch_to(rt, g, next)
 }
 
-/// Returns what tells the recorder why a goroutine stops that becomes this.
+/// Returns a function that computes, only while something is recorded, why the goroutine stops.
 #[inline(always)]
 fn stop_of(becomes: &UnfinishedSwitch) -> impl FnOnce(&G) -> StopCode + use<> {
     let parks = matches!(becomes, UnfinishedSwitch::Parked(_));

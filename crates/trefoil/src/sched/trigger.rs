@@ -55,7 +55,7 @@ impl Incident {
 /// An incident that was noticed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Noticed {
-    /// The goroutine or task, or 0 if it is not known; or the number of the signal.
+    /// The id of the goroutine or task (0 if unknown). For `Incident::Signal`: the signal's number.
     pub(crate) id: u64,
     /// How long it lasted so far.
     pub(crate) nanos: Nanos,
@@ -74,7 +74,7 @@ type Tell = Box<dyn Fn(&Sched, Noticed) + Send + Sync>;
 /// A request to be told of incidents of one kind.
 pub(crate) struct Watch {
     pub(crate) incident: Incident,
-    /// The only signal that counts, if it is about signals.
+    /// The signal to wait for, if `incident` is `Signal`.
     pub(crate) signal: Option<i32>,
     /// Shorter ones do not count.
     pub(crate) limit: Nanos,

@@ -1,5 +1,5 @@
-//! System-call wrappers and what is built on them alone: locks, parking, clocks, the environment. And
-//! a map and a sort that cost little to compile.
+//! System-call wrappers and what is built on them alone (locks, parking, clocks, the environment);
+//! and a map and a sort that compile quickly.
 //!
 //! Nothing here knows goroutines, except that their thread-local storage may be current.
 

@@ -1,8 +1,8 @@
 //! A sort for lists that are not on a hot path.
 //!
-//! Each of std's stable sorts is 3,000 lines of LLVM's language, its unstable one 1,500, and both are
-//! compiled anew for every type and every comparison. Here the indices are sorted, by a function
-//! that is compiled once; the rest is a loop that puts the items in their places.
+//! A stable sort of std is 3,000 lines of LLVM IR, an unstable one 1,500, and each is compiled anew
+//! for every type and every comparison. Here a function that is compiled once sorts indices; a loop
+//! then moves the items to their places.
 
 use std::cmp::Ordering;
 

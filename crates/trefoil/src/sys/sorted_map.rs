@@ -1,16 +1,16 @@
 //! A map for a few thousand small entries: a `Vec` that is sorted by key.
 //!
-//! It has the order of a `BTreeMap`, and costs the compiler a fraction of one: a `BTreeMap` is some
-//! 8,000 lines of LLVM's language per pair of types, of which the runtime would have a dozen.
+//! It has the order of a `BTreeMap` at a fraction of its compile time: each `BTreeMap` is some 8,000
+//! lines of LLVM IR per pair of types, and the runtime would have a dozen.
 //!
 //! | operation | cost |
 //! |---|---|
 //! | `get`, `get_mut` | binary search |
-//! | `insert` of the largest key | amortised constant: numbers that ascend |
+//! | `insert` of a new largest key | amortised constant |
 //! | other `insert`, `remove` | moves the entries behind: 16 KB for the first of a thousand small ones |
 //! | iteration | in the order of the keys |
 //!
-//! Large values belong into a `Box`.
+//! Put large values in a `Box`.
 
 /// See the head of the file.
 pub(crate) struct SortedMap<K, V>(Vec<(K, V)>);
@@ -51,10 +51,7 @@ impl<K, V> SortedMap<K, V> {
 }
 
 impl<K: Ord, V> SortedMap<K, V> {
-    /// Returns the index of `key`, or where it would be inserted.
-    ///
-    /// # Errors
-    /// The second case.
+    /// Returns `Ok` with the index of `key`, or `Err` with the index at which to insert it.
     fn search(&self, key: &K) -> Result<usize, usize> {
         match self.0.last() {
             Some((last, _)) if last < key => Err(self.0.len()),

@@ -12,7 +12,7 @@ use crate::inspect::stacks::Unwinder;
 /// How many times a goroutine that changes while it is read is read again.
 const TRIES: u32 = 4;
 
-/// What was read of one runtime besides its goroutines.
+/// The present time of a runtime's coarse clock.
 struct Clock {
     now_ms: u64,
 }

@@ -1,8 +1,8 @@
 //! How a [`TcpStream`] is connected.
 //!
 //! A connect of one address begins without blocking ([`TcpStream::begin_connect`]) and is complete
-//! when the socket is writable. Several addresses compete: each has a head start of
-//! [`NEXT_ADDRESS_AFTER`] before the next one is tried (RFC 8305). Goroutines do it with a
+//! when the socket is writable. Several addresses compete by Happy Eyeballs (RFC 8305): each has a
+//! head start of [`NEXT_ADDRESS_AFTER`] before the next one is tried. Goroutines do it with a
 //! goroutine per address, tasks with a future per address; a plain thread has no goroutines to
 //! start and tries one after the other.
 

@@ -1,4 +1,4 @@
-//! `TcpListener`.
+//! `TcpListener`: binds an address and accepts connections.
 
 use super::{TcpStream, std_addr};
 use crate::net::fd::Fd;

@@ -1,9 +1,9 @@
-//! TCP.
+//! TCP sockets: streams, listeners, and how a stream connects.
 //!
 //! | file | content |
 //! |---|---|
 //! | `stream.rs` | `TcpStream` and its halves |
-//! | `connect.rs` | how a stream comes about: one address, or several that compete |
+//! | `connect.rs` | connects a stream: to one address, or to the first of several that accepts |
 //! | `listener.rs` | `TcpListener` |
 
 mod connect;

@@ -1,4 +1,4 @@
-//! `TcpStream` and its halves.
+//! `TcpStream`, a TCP connection, and its read and write halves.
 
 use super::std_addr;
 use crate::net::fd::Fd;

@@ -126,7 +126,9 @@ pub(crate) fn waits(sched: &Sched) -> Profile {
 pub(crate) fn leaks(sched: &Sched) -> Profile {
     let deadlocks = waits::deadlocks(sched);
     let members = deadlocks.iter().flat_map(|deadlock| &deadlock.members);
-    let ids: HashSet<u64> = members.map(|member| member.goroutine.who.id).collect();
+    // A deadlock may have members of other runtimes.
+    let own = members.filter(|member| member.runtime == std::ptr::from_ref(sched).addr());
+    let ids: HashSet<u64> = own.map(|member| member.goroutine.who.id).collect();
     take(sched, ProfileKind::Leaks, &|snapshot| {
         ids.contains(&snapshot.subject.id()).then(|| age(sched, snapshot)).flatten()
     })

@@ -1,5 +1,6 @@
-//! `TREFOIL_TRACE=on`: every runtime records from its start, and a file is written when a goroutine
-//! panics, when the program or a part of it is deadlocked, on SIGQUIT, and after incidents that the variable names.
+//! `TREFOIL_TRACE=on`: every runtime records from its start. A file is written when a goroutine
+//! panics, at a deadlock of the program, at a certain deadlock of a part of it, on SIGQUIT, and
+//! after the incidents that the variable names.
 //!
 //! The number of files is limited: a server whose handlers panic all the time must not fill the
 //! disk.
@@ -83,7 +84,7 @@ fn write_after_incident(incident: Incident, noticed: Noticed, snapshot: &Snapsho
     write(snapshot, &format!("{what}; "), id);
 }
 
-/// After a panic of goroutine or task `id`: tells who watches panics, and writes a file as
+/// After a panic of the goroutine or task `id`: tells the watches of panics, and writes a file as
 /// [`write_automatically`] does.
 pub(crate) fn write_after_panic(sched: &Sched, id: u64) {
     if sched.record.is_on() {
@@ -93,7 +94,7 @@ pub(crate) fn write_after_panic(sched: &Sched, id: u64) {
 }
 
 /// Writes a file with what was recorded of `sched`, and prints its name; or nothing if
-/// `TREFOIL_TRACE` is not set, or if enough files were written. `id`: whom it is about.
+/// `TREFOIL_TRACE` is not set, or if [`FILES_MAX`] files were written. The printed command names `id`.
 pub(crate) fn write_automatically(sched: &Sched, id: Option<u64>) {
     if DIR.get().is_some()
         && FILES.load(Ordering::Relaxed) < FILES_MAX

@@ -111,10 +111,11 @@ impl Life {
     }
 }
 
-/// Returns by how much the sum of spans of one goroutine may be wrong. They are in their order.
+/// Returns by how much the sum of a goroutine's spans, given in order, may be wrong.
 ///
-/// At most by the errors of all; and at most by the times in which it is not known whether a span
-/// has begun or ended. Many short spans between two clocks have the same such time.
+/// That is the smaller of two bounds: the sum of the spans' errors, and the total time in which it
+/// is unknown whether a span has begun or ended. Short spans between the same two clocks share that
+/// time, so the second bound counts it once.
 fn error_of_sum<'a>(spans: impl Iterator<Item = &'a Span>) -> u64 {
     let (mut errors, mut uncertain, mut until) = (0_u64, 0_u64, 0);
     for span in spans {

@@ -11,7 +11,7 @@ use crate::sched::{Sched, calls};
 use crate::sys::clock::{self, NEVER, Nanos};
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
@@ -123,7 +123,10 @@ pub(crate) fn watch(
 /// Tells the watches of all runtimes which signals have arrived. Helper threads call it.
 pub(crate) fn tell_signals() {
     for signal in take_arrived() {
-        for sched in deadlock::runtimes().iter().filter(|sched| sched.record.is_on()) {
+        // A goroutine of a runtime that stops would never run.
+        let records =
+            |sched: &&Arc<Sched>| sched.record.is_on() && !sched.stopping.load(Ordering::Relaxed);
+        for sched in deadlock::runtimes().iter().filter(records) {
             sched.tell(Incident::Signal, Noticed { id: signal as u64, nanos: 0 });
         }
     }

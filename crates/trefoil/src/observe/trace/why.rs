@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Parts of a wait that are explained.
 const SPANS_MAX: usize = 16;
-/// An error of more than one in so many is printed.
+/// An error is printed if it is more than this fraction of the time: 1/50.
 const ERROR_SHARE: u64 = 50;
 /// Others that are named as running while a goroutine was queued.
 const NAMED_MAX: usize = 4;
@@ -193,7 +193,7 @@ fn call_name(number: u32) -> String {
     name.into()
 }
 
-/// Returns who ran while a goroutine was queued, and how often they refused to stop.
+/// Returns which goroutines ran while a goroutine was queued, and how often each refused to stop.
 fn behind(trace: &Trace<'_>, lives: &HashMap<u64, Life>, queued: &Span) -> String {
     let (from, to) = (queued.begin.middle(), queued.end.middle());
     let mut ran: Vec<(u64, u64)> = Vec::new();

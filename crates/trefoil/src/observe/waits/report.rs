@@ -292,6 +292,8 @@ pub struct DeadlockMember {
     pub goroutine: Goroutine,
     /// Where it waits.
     pub waits_at: Option<Place>,
+    /// The address of its runtime, only to be compared: ids of two runtimes may be equal.
+    pub(crate) runtime: usize,
 }
 
 impl fmt::Display for Deadlock {
@@ -402,7 +404,9 @@ impl Graph {
 
     /// Returns a party as a member of a deadlock.
     pub(super) fn member(&self, party: Party, places: &mut Places) -> Option<DeadlockMember> {
-        let goroutine = Goroutine::read(self, self.sched(party), party.id, party.subject)?;
-        Some(DeadlockMember { goroutine, waits_at: places.of(party.subject) })
+        let sched = self.sched(party);
+        let goroutine = Goroutine::read(self, sched, party.id, party.subject)?;
+        let runtime = std::ptr::from_ref(sched).addr();
+        Some(DeadlockMember { goroutine, waits_at: places.of(party.subject), runtime })
     }
 }

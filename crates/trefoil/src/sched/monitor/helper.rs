@@ -66,7 +66,7 @@ pub(crate) struct Helper {
 static ALL: AtomicPtr<Helper> = AtomicPtr::new(null_mut());
 
 /// The number of helper threads that have started, or are about to, and will call
-/// [`Hooks::asked`](crate::sched::Hooks) once more.
+/// [`Hooks::serve_signals`](crate::sched::Hooks) once more.
 static SERVING: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns every helper that was ever made, used or not.
@@ -77,8 +77,8 @@ fn all() -> impl Iterator<Item = &'static Helper> {
     std::iter::successors(at(&ALL), move |helper| at(&helper.next))
 }
 
-/// Wakes every helper thread, so that it calls `Hooks::asked`. Returns false if there is none.
-/// Async-signal-safe.
+/// Wakes every helper thread, so that it calls `Hooks::serve_signals`. Returns false if there is
+/// none. Async-signal-safe.
 ///
 /// If it returns true, one of the threads sees what the caller stored before (with SeqCst).
 pub(crate) fn wake_all() -> bool {

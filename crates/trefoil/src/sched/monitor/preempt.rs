@@ -3,7 +3,7 @@
 //! sysmon decides ([`request`]). It sets `flag::PREEMPT`, which every runtime call checks when it
 //! returns, and, for code that makes no runtime call, sends the thread a signal. The handler
 //! ([`on_signal`]) checks whether the goroutine can be stopped where it is, and diverts it into the
-//! trampoline (`arch/preempt.rs`). The trampoline calls [`preempted`], an ordinary switch. The
+//! trampoline (`arch/*/preempt.rs`). The trampoline calls [`preempted`], an ordinary switch. The
 //! goroutine enters the expired queue, and is resumed on any M, in the middle of what it was doing.
 //!
 //! That is sound at any instruction of user code, because a goroutine owns its stack *and its
@@ -38,8 +38,9 @@
 //!
 //! So before the last spare M is used up, all of these goroutines run, and one of them is the
 //! lock's owner. Beyond [`MAX_RESERVE_MS`] only the number of deferrals limits them: loops around
-//! `memset` are common, and hold no lock. Below that, rule 1 yields to very many deferrals only if
-//! no C lock is held: the helper thread may wait for the lock, and then it starts no M.
+//! `memset` are common, and hold no lock. Below that limit, a goroutine that was deferred
+//! [`MAX_DEFERRALS_WITHOUT_RESERVE`] times is exempt from rule 1 only if it holds no C lock: the
+//! helper thread might wait for that lock, and could not start an M.
 //!
 //! A goroutine in `dlopen` or `dlclose` holds locks of the loader in whatever code it is. It counts
 //! as the holder of a C lock (`interpose/dlopen.rs`).

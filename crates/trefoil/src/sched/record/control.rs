@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long a thread waits that finds another one busy with the recording.
+/// How long a thread sleeps before it tries again to take the [`Control`].
 const CONTROL_PAUSE: Duration = Duration::from_micros(50);
 
 /// A runtime's recorder.
@@ -90,14 +90,14 @@ impl Drop for Control<'_> {
     }
 }
 
-/// Returns the words of each of `rings` rings that together take at most `bytes`, as a power of two;
-/// or those of the smallest ring.
+/// Returns the base-2 logarithm of the words per ring, so that `rings` rings take at most `bytes`
+/// together; or that of the smallest ring.
 fn ring_log(bytes: usize, rings: usize) -> u32 {
     let words = bytes / size_of::<u64>() / rings;
     words.max(1).ilog2().clamp(MIN_WORDS_LOG, MAX_WORDS_LOG)
 }
 
-/// All allocate: outside the runtime.
+/// These functions allocate, so they are called outside the runtime.
 impl Sched {
     /// Begins to record, in rings that together take at most `bytes`, or what the smallest rings
     /// take. Returns false if a recording is on.

@@ -1,4 +1,4 @@
-//! A ring: the last words of one writer, which anybody may copy while it goes on.
+//! A ring: the last words of one writer. Any thread may copy them while the writer goes on.
 //!
 //! To read the clock takes longer than to switch. So only the events of slow paths are preceded by a
 //! clock, and the first event after [`WORDS_PER_CLOCK`] words without one. An event of a fast path
@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 pub(super) const WORDS_PER_CLOCK: u32 = 128;
 /// The words of a cache line.
 const WORDS_PER_LINE: usize = 8;
-/// Words of the smallest and of the largest ring, as powers of two.
+/// Base-2 logarithms of the words of the smallest and of the largest ring.
 pub(super) const MIN_WORDS_LOG: u32 = 10;
 pub(super) const MAX_WORDS_LOG: u32 = 30;
 
@@ -36,7 +36,7 @@ pub(super) const MAX_WORDS_LOG: u32 = 30;
 /// lines, which CPUs fetch together: each event writes to its ring.
 #[repr(C, align(128))]
 pub(crate) struct Ring {
-    // First cache line: what an event touches. An event of a fast path touches the first two.
+    // First cache line. An event of a fast path touches only the first three fields.
     /// A power of two of them.
     words: Box<[AtomicU64]>,
     /// How many words were ever written.
@@ -55,10 +55,9 @@ pub(crate) struct Ring {
     words_per_clock: AtomicU32,
     /// The writer's: the M of the last `OnM`, plus one.
     last_m: AtomicU32,
+    // Second cache line. A `Create` reads its first field.
     /// The writer's: the payload of the last `Place`, if no clock has followed it.
     last_place: AtomicU64,
-
-    // Rarely used.
     /// How many words had been written when the recording began.
     from: AtomicU64,
     /// A smaller ring of the same P from an earlier recording.
@@ -109,6 +108,7 @@ impl Ring {
         self.runnable.store(null_mut(), Ordering::Relaxed);
         self.began.store(now, Ordering::Relaxed);
         self.last_m.store(0, Ordering::Relaxed);
+        self.last_place.store(0, Ordering::Relaxed);
         self.clock_at.store(0, Ordering::Relaxed);
         self.rare_at.store(0, Ordering::Relaxed);
         self.from.store(self.written.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -164,7 +164,8 @@ impl Ring {
     /// Writer: appends a word to the `written` ones.
     #[inline]
     fn push_at(&self, written: u64, word: Word) {
-        // Pairs with the fence in `copy`: who has read this word also reads `written` as it is now.
+        // Pairs with the fence in `copy`: a thread that reads this word then reads at least this
+        // `written`.
         fence(Ordering::Release);
         let at = written as usize & (self.words.len() - 1);
         // SAFETY: below the length, which is a power of two.
@@ -192,7 +193,7 @@ impl Ring {
     fn rare_event(&self, word: Word) {
         match word.kind() {
             Kind::Create | Kind::Ready => self.runnable_begins(word.payload()),
-            Kind::Switch => self.runnable_ends(word.payload()),
+            Kind::Switch if word.payload() != 0 => self.runnable_ends(word.payload()),
             _ => (),
         }
         self.clock_if_due();
@@ -219,7 +220,7 @@ impl Ring {
     /// Returns the table of runnable goroutines, if a watch asks for it.
     #[inline]
     pub(super) fn runnable(&self) -> Option<&'static RunnableTable> {
-        // Acquire: pairs with the Release in `watch_runnable`.
+        // Acquire: pairs with the Release in `use_table`.
         // SAFETY: null, or a table, which is never freed.
         unsafe { self.runnable.load(Ordering::Acquire).as_ref() }
     }
@@ -299,7 +300,7 @@ impl Ring {
         let mut words: Vec<Word> = (first..end)
             .map(|i| Word(self.words[(i & (len - 1)) as usize].load(Ordering::Relaxed)))
             .collect();
-        // Pairs with the fence in `push`.
+        // Pairs with the fence in `push_at`.
         fence(Ordering::Acquire);
         // The writer may have written one word more than it has counted.
         let written = self.written.load(Ordering::Relaxed) + 1;
@@ -337,7 +338,7 @@ pub(super) struct Start {
     pub(super) words_per_clock: u32,
 }
 
-/// The place of a ring.
+/// A writer's ring: the one to write to now, and that of the last recording.
 pub(crate) struct RingSlot {
     /// The ring to write to; null while nothing is recorded.
     active: AtomicPtr<Ring>,

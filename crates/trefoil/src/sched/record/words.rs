@@ -9,8 +9,8 @@
 //! | `Switch` | why the running one stops ([`Stop`]) | id of the next one, or 0 |
 //! | `Create` | goroutine (0) or task (1) | its id |
 //! | `Place` | – | the address of the `Location` at which the following `Create`s are |
-//! | `Ready` | 1: by whom is not known | id of the one that was woken |
-//! | `Thread`, after `Ready` | – | id of the thread that woke it |
+//! | `Ready` | 1: the waker is not known | id of the goroutine or task that was woken |
+//! | `Thread`, after `Ready` or `Create` | – | id of the thread that woke or started it |
 //! | `Source` | what wakes the next ones ([`Source`]) | by how many nanoseconds a timer was late |
 //! | `Steal` | – | the id of the P that it stole from |
 //! | `OnM` | – | id of the M that runs this P from now on |

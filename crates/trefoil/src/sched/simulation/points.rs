@@ -2,8 +2,8 @@
 //!
 //! A goroutine that leaves the runtime asks the schedule ([`preempt_at_call`]). A call that does
 //! not enter the runtime, but that other goroutines could notice, asks by [`point`]. The number of
-//! questions must depend on the run alone, or a seed would not repeat it: [`Undecided`] keeps code
-//! from asking whose number of calls depends on earlier runs.
+//! questions must depend on the run alone; otherwise a seed would not repeat it. [`Undecided`]
+//! suppresses the questions in code whose number of calls depends on earlier runs.
 
 use super::{Phase, Simulation, here};
 use crate::arch;
@@ -16,9 +16,9 @@ use crate::sys::fork::is_forked;
 use crate::sys::lock;
 use std::sync::atomic::Ordering;
 
-/// A call at which the running goroutine may be preempted, if it is simulated and may park. It may
-/// be anywhere: in a signal handler, in a child of `fork`, inside the runtime. Otherwise it costs
-/// one load.
+/// Preempts the running goroutine here if the schedule says so. It may be called anywhere: in a
+/// signal handler, in a child of `fork`, inside the runtime. It does nothing there, nor outside a
+/// simulation, where it costs one load.
 #[inline(always)]
 pub(crate) fn point() {
     if clock::has_simulations() {

@@ -161,8 +161,8 @@ pub(crate) fn finish(simulation: &Simulation) -> bool {
     is_clean
 }
 
-/// The root goroutine has returned: from now on the time stands still, and all hosts except the
-/// test's own are dead. Threads of the test run until they wait.
+/// The root goroutine has returned: from now on the time stands still, and all hosts are dead.
+/// Threads of the test run until they wait.
 pub(crate) fn root_ended(simulation: &Simulation) {
     let mut state = simulation.state.lock();
     if state.phase == Phase::Running {

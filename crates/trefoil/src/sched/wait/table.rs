@@ -78,10 +78,10 @@ pub(crate) fn bucket_of(key: usize) -> usize {
     (hash >> (64 - BUCKETS.trailing_zeros())) as usize
 }
 
-/// A queue outside its bucket, which is locked.
+/// The queue of one key, taken out of its bucket. The bucket is locked until it is back.
 struct LockedQueue<'a> {
     bucket: &'a Bucket,
-    /// What leads to the queue's first node, and the rest of the chain behind that node.
+    /// The pointer to the queue's first node, and the chain of queues after that node.
     link: &'a Cell<*const Node>,
     rest: *const Node,
     queue: List,
