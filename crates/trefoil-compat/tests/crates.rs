@@ -29,21 +29,12 @@ fn join_all<T>(all: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
     all.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
-/// Returns the number of threads of all runtimes of this process.
-fn runtime_threads() -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let comm = |e: std::io::Result<std::fs::DirEntry>| {
-        std::fs::read_to_string(e.ok()?.path().join("comm")).ok()
-    };
-    tasks.filter_map(comm).filter(|name| name.starts_with("trefoil-m")).count()
-}
-
-/// Asserts that goroutines park instead of blocking their threads. Tests may run at the same time,
-/// each with a runtime of its own.
+/// Asserts that goroutines park instead of blocking their threads. libc's own locks, in the resolver
+/// for example, and files block threads for a moment.
 fn assert_few_threads() {
-    let n = runtime_threads();
+    let n = trefoil::debug::stats().threads;
     println!("{} goroutines, {n} threads", *MANY);
-    assert!(n < 8 * (PROCS + 8), "{n} threads");
+    assert!(n < (8 * (PROCS + 8)).max(*MANY / 4), "{n} threads");
 }
 
 /// Starts a server that calls `each` for every connection, on a goroutine of its own.
