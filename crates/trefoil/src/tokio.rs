@@ -31,7 +31,7 @@
 //! # What is different from tokio on threads
 //!
 //! - The number of workers defaults to 8 per P, at least 32. It is no measure of parallelism: that
-//!   is [`procs`](crate::procs).
+//!   is [`procs`].
 //! - `spawn_blocking` and `block_in_place` work, and are rarely needed.
 //! - A thread that a task starts with `std::thread` is an OS thread, as everywhere on trefoil.
 //! - Goroutines and tasks can wait for each other: a task may call `join`, `recv` and `lock` of
