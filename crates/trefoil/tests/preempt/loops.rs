@@ -212,6 +212,7 @@ fn ten_thousand_endless_loops_need_few_threads() {
 
 /// Ticks come in time beside goroutines that never call the runtime.
 #[test]
+#[ignore = "measures delays"]
 fn a_ticker_keeps_time_beside_four_hogs() {
     skip_if_emulated!("it measures delays, and the emulator's are longer than its limit");
     child_test!();
@@ -234,6 +235,7 @@ fn a_ticker_keeps_time_beside_four_hogs() {
 /// Preemption of a goroutine that is always inside libc is deferred, because it may hold a lock
 /// there, but only by some milliseconds.
 #[test]
+#[ignore = "measures delays"]
 fn loops_inside_libc_take_turns() {
     skip_if_emulated!("it measures delays, and the emulator's are longer than its limit");
     child_test!();
