@@ -355,17 +355,18 @@ fn cpu(asked: &Asked<'_>) -> Result<Response, Response> {
 }
 
 fn waits(asked: &Asked<'_>) -> Result<Response, Response> {
-    asked.refuse_seconds("it is about the present moment")?;
-    asked.request.allow_large_answer()?;
-    let profile = asked.runtime()?.observe(profile::waits);
-    profile_response(asked, "waits", "", &profile)
+    present(asked, "waits", profile::waits)
 }
 
 fn leaks(asked: &Asked<'_>) -> Result<Response, Response> {
+    present(asked, "leaks", profile::leaks)
+}
+
+/// Takes a profile of the present moment.
+fn present(asked: &Asked<'_>, name: &str, take: fn() -> Profile) -> Result<Response, Response> {
     asked.refuse_seconds("it is about the present moment")?;
     asked.request.allow_large_answer()?;
-    let profile = asked.runtime()?.observe(profile::leaks);
-    profile_response(asked, "leaks", "", &profile)
+    profile_response(asked, name, "", &asked.runtime()?.observe(take))
 }
 
 fn block(asked: &Asked<'_>) -> Result<Response, Response> {

@@ -254,16 +254,22 @@ fn nothing_is_lost_in_a_ring_that_is_large_enough() {
     }
 }
 
-/// A file says the same as the snapshot that it was written from.
-#[test]
-fn a_file_is_read_as_it_was_written() {
-    let _watchdog = watchdog();
+/// Returns a snapshot of a short recording, and the file that is written from it.
+fn brief_recording() -> (Snapshot, Vec<u8>) {
     let snapshot = recorded(2, || {
         go(|| sleep(Duration::from_millis(1))).join().unwrap();
         snapshot()
     });
     let mut file = Vec::new();
     snapshot.write(&mut file).unwrap();
+    (snapshot, file)
+}
+
+/// A file says the same as the snapshot that it was written from.
+#[test]
+fn a_file_is_read_as_it_was_written() {
+    let _watchdog = watchdog();
+    let (snapshot, file) = brief_recording();
     let read = Snapshot::read(&file[..]).unwrap();
     for id in snapshot.goroutines() {
         assert_eq!(why(&read, id), why(&snapshot, id));
@@ -281,12 +287,7 @@ fn a_file_is_read_as_it_was_written() {
 #[test]
 fn files_of_the_first_version_are_read() {
     let _watchdog = watchdog();
-    let snapshot = recorded(2, || {
-        go(|| sleep(Duration::from_millis(1))).join().unwrap();
-        snapshot()
-    });
-    let mut file = Vec::new();
-    snapshot.write(&mut file).unwrap();
+    let (snapshot, mut file) = brief_recording();
     let program = snapshot.program().unwrap().len();
     let mut first = file.clone();
     first.truncate(file.len() - 8 - program);

@@ -147,8 +147,7 @@ fn record_search(ring: &Ring, rt: Rt, stop: StopCode) {
     if stop != StopCode::PREEMPTED && has_work(rt) {
         ring.event(Kind::Switch, stop.0, 0);
     } else {
-        ring.timed_event(Kind::Switch, stop.0, 0);
-        ring.clock_next();
+        ring.event_between_clocks(Kind::Switch, stop.0, 0);
     }
 }
 
@@ -267,8 +266,7 @@ fn record_woken_outside(sched: &Sched, item: Runnable, by: Waker) {
 #[inline(always)]
 pub(crate) fn source(rt: Rt, source: Source, late: Nanos) {
     if let Some(ring) = rt.p().ring.active() {
-        ring.timed_event(Kind::Source, source as u8, late.min(PAYLOAD));
-        ring.clock_next();
+        ring.event_between_clocks(Kind::Source, source as u8, late.min(PAYLOAD));
         if source == Source::Timer && late >= rt.sched().triggers.limit(Incident::TimerLate) {
             rt.sched().notice(Incident::TimerLate, Noticed { id: 0, nanos: late });
         }
@@ -278,8 +276,7 @@ pub(crate) fn source(rt: Rt, source: Source, late: Nanos) {
 /// This P has stolen from `victim`.
 pub(crate) fn stolen(p: &P, victim: &P) {
     if let Some(ring) = p.ring.active() {
-        ring.timed_event(Kind::Steal, 0, victim.id.into());
-        ring.clock_next();
+        ring.event_between_clocks(Kind::Steal, 0, victim.id.into());
     }
 }
 
@@ -298,16 +295,14 @@ pub(crate) fn refused_to_stop(p: &P, why: u8) {
 /// The M that had `p` is blocked in a system call, and has lost it. Under the scheduler's lock.
 pub(crate) fn retaken(p: &P, call: Option<u32>) {
     if let Some(ring) = p.ring.active() {
-        ring.timed_event(Kind::Retaken, 0, call.map_or(UNKNOWN_CALL, u64::from));
-        ring.clock_next();
+        ring.event_between_clocks(Kind::Retaken, 0, call.map_or(UNKNOWN_CALL, u64::from));
     }
 }
 
 /// The M gives up its P, because the goroutine is about to block.
 pub(crate) fn released(rt: Rt) {
     if let Some(ring) = rt.p().ring.active() {
-        ring.timed_event(Kind::Retaken, 0, ANNOUNCED_CALL);
-        ring.clock_next();
+        ring.event_between_clocks(Kind::Retaken, 0, ANNOUNCED_CALL);
     }
 }
 

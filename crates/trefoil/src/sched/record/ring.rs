@@ -256,6 +256,12 @@ impl Ring {
         self.push(Word::new(kind, detail, payload));
     }
 
+    /// Writer: appends an event of a slow path, with the time; the next event has a clock, too.
+    pub(super) fn event_between_clocks(&self, kind: Kind, detail: u8, payload: u64) {
+        self.timed_event(kind, detail, payload);
+        self.clock_next();
+    }
+
     /// Writer: appends the current time.
     #[cold]
     #[inline(never)]
