@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use trefoil::sync::Mutex;
 use trefoil::time::sleep;
 use trefoil::trace::{self, Incident, OnTrigger, Recorder, Snapshot, Trigger, Watch};
@@ -378,6 +378,43 @@ fn snapshots_beside_busy_writers_are_consistent() {
         recorder.stop();
     };
     rt.go(run).unwrap().join().unwrap();
+}
+
+/// A snapshot takes not much longer than to copy its memory: 16 MiB in 3 to 5 ms.
+#[test]
+#[ignore = "measures time"]
+fn a_snapshot_is_as_fast_as_a_copy() {
+    let _watchdog = watchdog();
+    const BYTES: usize = 16 << 20;
+    let rt = Runtime::builder().procs(1).build().unwrap();
+    let run = || {
+        let recorder = Recorder::builder().bytes(2 * BYTES).start().unwrap();
+        // More than one word each, so that the ring of the P is full.
+        for _ in 0..BYTES / 8 / 100 {
+            let waits: Vec<_> = (0..50).map(|_| go(trefoil::yield_now)).collect();
+            waits.into_iter().for_each(|wait| wait.join().unwrap());
+        }
+        let times = (0..20)
+            .map(|_| {
+                let start = Instant::now();
+                let snapshot = snapshot();
+                let took = start.elapsed();
+                let mut file = Vec::new();
+                snapshot.write(&mut file).unwrap();
+                assert!(file.len() >= BYTES, "only {} bytes", file.len());
+                let start = Instant::now();
+                std::hint::black_box(file[..BYTES].to_vec());
+                (took, start.elapsed())
+            })
+            .collect();
+        recorder.stop();
+        times
+    };
+    let (mut snapshots, mut copies): (Vec<_>, Vec<_>) = rt.go(run).unwrap().join().unwrap();
+    snapshots.sort();
+    copies.sort();
+    println!("snapshots: {snapshots:?}\ncopies: {copies:?}");
+    assert!(cfg!(debug_assertions) || snapshots[0] <= 3 * copies[0]);
 }
 
 #[test]

@@ -182,7 +182,7 @@ impl<'a> Trace<'a> {
 
     /// Returns what an address in an event stands for.
     pub(super) fn text(&self, address: u64) -> &str {
-        self.snapshot.texts.get(&address).map_or("?", |text| text)
+        self.snapshot.texts().get(&address).map_or("?", |text| text)
     }
 
     /// Returns the name of a goroutine or task that was alive when the snapshot was made.

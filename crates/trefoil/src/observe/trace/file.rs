@@ -44,7 +44,7 @@ pub(super) fn write(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
         put(&mut to, ring.words.len() as u64)?;
         ring.words.iter().try_for_each(|word| put(&mut to, word.0))?;
     }
-    put_texts(&mut to, &snapshot.texts)?;
+    put_texts(&mut to, snapshot.texts())?;
     put_texts(&mut to, &snapshot.names)?;
     if let Some(origin) = &snapshot.origin {
         put_text(&mut to, &origin.program)?;
@@ -74,7 +74,7 @@ pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
     }
     let ps = (0..count).map(|_| get_ring(&mut from)).collect::<io::Result<_>>()?;
     let outside = get_ring(&mut from)?;
-    let texts = get_texts(&mut from)?;
+    let texts = get_texts(&mut from)?.into();
     let names = get_texts(&mut from)?;
     let origin = match process {
         Some((pid, taken)) => Some(Origin { pid, taken, program: get_text(&mut from)? }),

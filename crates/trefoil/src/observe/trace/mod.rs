@@ -32,6 +32,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::panic::Location;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 /// What was recorded up to one moment. [`trace::snapshot`](crate::trace::snapshot) returns it.
@@ -49,8 +50,9 @@ use std::time::{Duration, SystemTime};
 /// ```
 pub struct Snapshot {
     record: RecordCopy,
-    /// What addresses in words stand for: a place, or a text of the program.
-    texts: HashMap<u64, Box<str>>,
+    /// What addresses in words stand for: a place, or a text of the program. Collected when it is
+    /// first asked for, or read from a file.
+    texts: OnceLock<HashMap<u64, Box<str>>>,
     /// The names of goroutines and tasks that were alive, by id.
     names: HashMap<u64, Box<str>>,
     /// None if it was read from a file of version 1.
@@ -86,39 +88,39 @@ fn program_name() -> Box<str> {
 /// Copies what `sched` has recorded. None if it never recorded.
 pub(crate) fn snapshot(sched: &Sched) -> Option<Snapshot> {
     let record = sched.copy_record()?;
-    let mut texts = HashMap::new();
-    for word in record.rings().flat_map(|ring| &ring.words) {
-        if let Some(text) = text_of(*word) {
-            texts.entry(word.text_key()).or_insert(text);
-        }
-    }
     let mut names = HashMap::new();
     snapshot::for_each_name(sched, |id, name| _ = names.insert(id, name.into()));
-    Some(Snapshot { record, texts, names, origin: Some(Origin::here()) })
+    Some(Snapshot { record, texts: OnceLock::new(), names, origin: Some(Origin::here()) })
 }
 
 /// Returns what the address in a word of this process stands for.
-fn text_of(word: Word) -> Option<Box<str>> {
-    match word.kind() {
-        Kind::Place => {
-            // SAFETY: `record::created` has written a reference that is valid for ever, and a word
-            // is read as it was written, or not at all.
-            let at = unsafe { &*(word.payload() as *const Location<'static>) };
-            Some(format!("{}:{}", at.file(), at.line()).into())
-        }
-        Kind::RegionBegin | Kind::Log => {
-            let (start, len) = (word.payload() as *const u8, usize::from(word.detail()));
-            // SAFETY: `record::note` has written the start of a static text, and its length up to
-            // the end of a character.
-            let text =
-                unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(start, len)) };
-            Some(text.into())
-        }
-        _ => None,
+fn text_of(word: Word) -> Box<str> {
+    if word.kind() == Kind::Place {
+        // SAFETY: `record::created` has written a reference that is valid for ever, and a word is
+        // read as it was written, or not at all.
+        let at = unsafe { &*(word.payload() as *const Location<'static>) };
+        return format!("{}:{}", at.file(), at.line()).into();
     }
+    debug_assert!(word.has_text());
+    let (start, len) = (word.payload() as *const u8, usize::from(word.detail()));
+    // SAFETY: `record::note` has written the start of a static text, and its length up to the end
+    // of a character.
+    unsafe { std::str::from_utf8_unchecked(std::slice::from_raw_parts(start, len)) }.into()
 }
 
 impl Snapshot {
+    /// Returns what the addresses in words stand for.
+    fn texts(&self) -> &HashMap<u64, Box<str>> {
+        self.texts.get_or_init(|| {
+            let mut texts = HashMap::new();
+            let words = self.record.rings().flat_map(|ring| &ring.words);
+            for word in words.filter(|word| word.has_text()) {
+                texts.entry(word.text_key()).or_insert_with(|| text_of(*word));
+            }
+            texts
+        })
+    }
+
     /// Returns the ids of the goroutines and tasks that appear in the recording, in ascending
     /// order.
     ///

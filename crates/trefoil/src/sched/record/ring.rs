@@ -18,6 +18,7 @@ use crate::arch;
 use crate::sched::trigger::RunnableTable;
 use crate::sys::clock::{Nanos, now};
 use crate::sys::free_list::{FreeLink, FreeList, Reusable};
+use crate::sys::mm;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -26,6 +27,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 pub(super) const WORDS_PER_CLOCK: u32 = 128;
 /// The words of a cache line.
 const WORDS_PER_LINE: usize = 8;
+/// A copy loads the memory so many bytes ahead: CPUs do not look beyond a page by themselves.
+const COPY_AHEAD: usize = 2048;
 /// Base-2 logarithms of the words of the smallest and of the largest ring.
 pub(super) const MIN_WORDS_LOG: u32 = 10;
 pub(super) const MAX_WORDS_LOG: u32 = 30;
@@ -301,18 +304,32 @@ impl Ring {
     /// Copies what the present recording has written, while the writer goes on.
     pub(super) fn copy(&self) -> RingCopy {
         let len = self.words.len() as u64;
-        let end = self.written.load(Ordering::Acquire);
-        let first = end.saturating_sub(len).max(self.from.load(Ordering::Relaxed)).min(end);
-        let mut words: Vec<Word> = (first..end)
-            .map(|i| Word(self.words[(i & (len - 1)) as usize].load(Ordering::Relaxed)))
-            .collect();
+        let from = self.from.load(Ordering::Relaxed);
+        let mut words: Vec<Word> =
+            Vec::with_capacity(self.words_written().saturating_sub(from).min(len) as usize);
+        // First of all: what the writer overwrites in the meantime is lost.
+        mm::provide(words.spare_capacity_mut());
+        let end = self.words_written();
+        let first = end.saturating_sub(len).max(from).min(end);
+        // The older words go to the end of the memory, and the newer ones begin at its start.
+        let at = (first & (len - 1)) as usize;
+        let (newer, older) = self.words.split_at(at);
+        let count = (end - first) as usize;
+        let older = &older[..older.len().min(count)];
+        for part in [older, &newer[..count - older.len()]] {
+            for line in part.chunks(WORDS_PER_LINE) {
+                arch::prefetch(line.as_ptr().wrapping_byte_add(COPY_AHEAD).cast());
+                arch::prefetch(words.as_ptr_range().end.wrapping_byte_add(COPY_AHEAD).cast());
+                words.extend(line.iter().map(|word| Word(word.load(Ordering::Relaxed))));
+            }
+        }
         // Pairs with the fence in `push_at`.
         fence(Ordering::Acquire);
         // The writer may have written one word more than it has counted.
         let written = self.written.load(Ordering::Relaxed) + 1;
         let lost = written.saturating_sub(len).saturating_sub(first).min(end - first);
         words.drain(..lost as usize);
-        RingCopy { first: first + lost, from: self.from.load(Ordering::Relaxed), words }
+        RingCopy { first: first + lost, from, words }
     }
 
     /// Gives it back, with the rings that it replaced. No thread of its runtime is left.
@@ -396,5 +413,44 @@ impl RingSlot {
         if let Some(ring) = self.last() {
             ring.give_back();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
+
+    /// Copies a ring while its writer overwrites it all the time. Each word is its own number, so
+    /// that a word that is torn, too old or too new is seen.
+    #[test]
+    fn a_copy_has_each_word_as_it_was_written() {
+        let (ring, over) = (Ring::take(MIN_WORDS_LOG), AtomicBool::new(false));
+        let from = ring.words_written();
+        ring.begin(Start { log: MIN_WORDS_LOG, now: 0, words_per_clock: WORDS_PER_CLOCK });
+        let (copies, overtaken, wrong) = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut number = from;
+                while !over.load(Ordering::Relaxed) {
+                    ring.push(Word::new(Kind::Switch, 7, number));
+                    number += 1;
+                }
+            });
+            let (start, mut copies, mut overtaken, mut wrong) = (Instant::now(), 0, 0, 0);
+            while start.elapsed() < Duration::from_millis(300) {
+                let copy = ring.copy();
+                let numbers = copy.first..copy.first + copy.words.len() as u64;
+                let expected = numbers.map(|n| Word::new(Kind::Switch, 7, n).0);
+                wrong += usize::from(!copy.words.iter().map(|word| word.0).eq(expected));
+                copies += 1;
+                overtaken += usize::from(copy.words.len() + 1 < ring.words.len());
+            }
+            over.store(true, Ordering::Relaxed);
+            (copies, overtaken, wrong)
+        });
+        println!("{copies} copies, {overtaken} of them overtaken by the writer");
+        assert!(copies > 0 && wrong == 0, "{wrong} of {copies} copies are wrong");
+        UNUSED[MIN_WORDS_LOG as usize].push(ring);
     }
 }

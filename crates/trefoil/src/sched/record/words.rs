@@ -159,6 +159,11 @@ impl Word {
         near.wrapping_add_signed(difference.cast_signed() >> bits)
     }
 
+    /// Returns whether its payload is the address of a text.
+    pub(crate) fn has_text(self) -> bool {
+        matches!(self.kind(), Kind::Place | Kind::RegionBegin | Kind::Log)
+    }
+
     /// Returns what identifies the text of a `Place`, `RegionBegin` or `Log`: address and length.
     pub(crate) fn text_key(self) -> u64 {
         self.0 & CLOCK_PAYLOAD
