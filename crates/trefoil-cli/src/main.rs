@@ -85,8 +85,8 @@ enum Command {
     Trace(trace::Command),
     #[command(flatten)]
     Inspect(inspect::Command),
-    /// Watch a process: its goroutines, Ps, CPUs and waits; with the feature `screen` refreshed every
-    /// second, otherwise once.
+    /// Watch a process: its goroutines, Ps, CPUs and waits; with the feature `screen` refreshed
+    /// every second, otherwise once.
     Top(top::Top),
 }
 

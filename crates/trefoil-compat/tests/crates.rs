@@ -29,8 +29,8 @@ fn join_all<T>(all: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
     all.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
-/// Asserts that goroutines park instead of blocking their threads. libc's own locks, in the resolver
-/// for example, and files block threads for a moment.
+/// Asserts that goroutines park instead of blocking their threads. libc's own locks, in the
+/// resolver for example, and files block threads for a moment.
 fn assert_few_threads() {
     let n = trefoil::debug::stats().threads;
     println!("{} goroutines, {n} threads", *MANY);

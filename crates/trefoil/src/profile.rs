@@ -371,8 +371,8 @@ pub fn block() -> Profile {
 /// The stack is that of the goroutine that unlocked: it kept the others waiting. Locks are those of
 /// [`sync`](crate::sync), of std, of crates that are built on them, and of C code. The label
 /// `state` says what the goroutine waited for. std's condition variables and `thread::park` wait by
-/// the same call as std's locks (`futex wait`), so those who notify are in this profile, too. Plain
-/// threads that unlock are not.
+/// the same call as std's locks (`futex wait`), so goroutines that notify are in this profile, too.
+/// Plain threads that unlock are not.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};

@@ -10,12 +10,12 @@
 //!
 //! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a
 //! deadlock of the program, a certain deadlock of a part of it, or SIGQUIT writes a file
-//! (`TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). A process writes at most 16 files. The command `trefoil trace why FILE ID` reads one, and
-//! `trefoil trace perfetto FILE OUT` converts it (`cargo install trefoil-cli`).
-//! `on=runnable:10ms`, `on=late:5ms` and `on=blocked:100ms` also write a file when a goroutine is
-//! runnable, a timer late, or a thread blocked in the kernel for so long; `on=signal:USR1` writes one
-//! when that signal arrives, and the program goes on. A program does the same with [`on`].
-//! `TREFOIL_TRACE=off` or `0` records nothing.
+//! (`TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). A process writes at most 16 files. The command `trefoil
+//! trace why FILE ID` reads one, and `trefoil trace perfetto FILE OUT` converts it (`cargo install
+//! trefoil-cli`). `on=runnable:10ms`, `on=late:5ms` and `on=blocked:100ms` also write a file when a
+//! goroutine is runnable, a timer late, or a thread blocked in the kernel for so long;
+//! `on=signal:USR1` writes one when that signal arrives, and the program goes on. A program does
+//! the same with [`on`]. `TREFOIL_TRACE=off` or `0` records nothing.
 //!
 //! ```
 //! use std::time::Duration;
@@ -168,8 +168,9 @@ impl RecorderBuilder {
     /// 262,144 of them.
     ///
     /// The Ps that exist at the start have rings of the same size. Ps that are made later
-    /// ([`set_procs`](crate::set_procs)) share half of what is left, so their rings are smaller. The
-    /// rings of an earlier recording of the same runtime are used again, also if they are larger.
+    /// ([`set_procs`](crate::set_procs)) share half of what is left, so their rings are smaller.
+    /// The rings of an earlier recording of the same runtime are used again, also if they are
+    /// larger.
     ///
     /// ```
     /// let settings = trefoil::trace::Recorder::builder().bytes(1 << 20);
@@ -442,8 +443,8 @@ impl OnTrigger {
         self
     }
 
-    /// Sets how long no further incident is noticed after one. Without this setting it is 10 seconds,
-    /// and nothing for a signal.
+    /// Sets how long no further incident is noticed after one. Without this setting it is 10
+    /// seconds, and nothing for a signal.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -487,8 +488,8 @@ impl OnTrigger {
     /// ```
     ///
     /// # Errors
-    /// [`WatchError::TooMany`] if the runtime has 16 watches already, and [`WatchError::Signal`] if the
-    /// signal of a [`Trigger::Signal`] cannot be watched.
+    /// [`WatchError::TooMany`] if the runtime has 16 watches already, and [`WatchError::Signal`] if
+    /// the signal of a [`Trigger::Signal`] cannot be watched.
     ///
     /// # Panics
     /// Panics on a plain thread if the default runtime cannot start.

@@ -117,8 +117,8 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// The end of the names of cases with the flight recorder. A signal that the recorder watches must not
-/// keep a deadlock from being noticed.
+/// The end of the names of cases with the flight recorder. A signal that the recorder watches must
+/// not keep a deadlock from being noticed.
 const TRACE: &str = "_writes_a_trace";
 
 fn deadlock_if_all_goroutines_wait() {

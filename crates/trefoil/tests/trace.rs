@@ -414,7 +414,9 @@ fn a_snapshot_is_as_fast_as_a_copy() {
     snapshots.sort();
     copies.sort();
     println!("snapshots: {snapshots:?}\ncopies: {copies:?}");
-    assert!(cfg!(debug_assertions) || snapshots[0] <= 3 * copies[0]);
+    // In a debug build each word is several calls.
+    let slower = if cfg!(debug_assertions) { 100 } else { 3 };
+    assert!(snapshots[0] <= slower * copies[0]);
 }
 
 #[test]
@@ -987,8 +989,8 @@ fn an_exact_clock_gives_exact_times() {
     assert_eq!(errors, [Duration::ZERO; 3]);
 }
 
-/// Fails if a search, an idle P or the end of a slice has no clock: then the time of those who ran is
-/// not known, or ends with the next event.
+/// Fails if a search, an idle P or the end of a slice has no clock: then the time of those who ran
+/// is not known, or ends with the next event.
 #[test]
 fn sparse_clocks_tell_who_used_the_time_of_a_p() {
     let _watchdog = watchdog();

@@ -116,7 +116,8 @@ impl FuncCell {
 }
 
 impl CancelNode {
-    /// Registers a function (invariant 1), or starts it if the node is done (`node.rs`, invariant 1).
+    /// Registers a function (invariant 1), or starts it if the node is done (`node.rs`, invariant
+    /// 1).
     pub(super) fn add_func(self: &Arc<Self>, cell: &Arc<FuncCell>) {
         let mut state = self.state.lock();
         if state.reason.is_some() {

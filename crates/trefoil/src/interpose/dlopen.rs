@@ -11,8 +11,9 @@
 //! During the call the goroutine counts as the holder of a C lock: the loader holds locks that
 //! `pthread_create` needs as well, so that the helper thread could not start an M if the goroutine
 //! were stopped here without a spare M (`sched/monitor/preempt.rs`). The program counter does not
-//! show this: the loader also runs our `malloc` and `free`, IFUNC resolvers and constructors. libc's
-//! own calls into the loader (name services, `iconv`) bypass these functions and are not counted.
+//! show this: the loader also runs our `malloc` and `free`, IFUNC resolvers and constructors.
+//! libc's own calls into the loader (name services, `iconv`) bypass these functions and are not
+//! counted.
 //!
 //! Known limit: constructors that run inside `dlopen`, on a goroutine, read zeros in initial-exec
 //! variables that have an initial value; the value is there when `dlopen` returns.

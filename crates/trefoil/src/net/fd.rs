@@ -7,8 +7,8 @@
 //! # Closing
 //! `close` takes `&self`. It fails waiting and later calls, and the last call that leaves then
 //! *releases* the connection:
-//! - If safe code cannot hold the descriptor (`as_fd` was never called), an unconnected socket takes
-//!   its number (`dup3`). To the kernel that is a `close` of the old file: the peer sees
+//! - If safe code cannot hold the descriptor (`as_fd` was never called), an unconnected socket
+//!   takes its number (`dup3`). To the kernel that is a `close` of the old file: the peer sees
 //!   end-of-file, ports and abstract names become free, duplicates stay open. One such socket
 //!   serves the whole process; the first `Fd` opens it, so `close` needs no free descriptor.
 //! - Otherwise the file must stay where it is, because a [`BorrowedFd`] of it may exist. `shutdown`
@@ -72,7 +72,8 @@ pub(crate) struct Fd {
     short_read_drains: AtomicBool,
     /// Calls of goroutines and threads that would wait return `WouldBlock`.
     refuses_to_wait: AtomicBool,
-    /// Shared with the `Fd`s of the same open file description. Empty if `try_clone` was never called.
+    /// Shared with the `Fd`s of the same open file description. Empty if `try_clone` was never
+    /// called.
     clones: OnceLock<Arc<()>>,
     pub(super) pollable: &'static Pollable,
     /// For the poll traits of async code.
@@ -150,15 +151,17 @@ impl Fd {
         }
     }
 
-    /// As [`Fd::new`], for a TCP socket that was just made, and that has had no options from outside
-    /// this crate. With `SO_RCVLOWAT` or `TCP_ULP`, a short read would not mean that it is empty.
+    /// As [`Fd::new`], for a TCP socket that was just made, and that has had no options from
+    /// outside this crate. With `SO_RCVLOWAT` or `TCP_ULP`, a short read would not mean that it is
+    /// empty.
     pub(crate) fn new_tcp(fd: OwnedFd) -> Fd {
         let fd = Fd::new(fd);
         fd.short_read_drains.store(true, Ordering::Relaxed);
         fd
     }
 
-    /// As [`Fd::new`], for a connection that `listener` has accepted. It has the listener's options.
+    /// As [`Fd::new`], for a connection that `listener` has accepted. It has the listener's
+    /// options.
     pub(crate) fn new_accepted(fd: OwnedFd, listener: &Fd) -> Fd {
         let fd = if listener.short_reads_drain() { Fd::new_tcp(fd) } else { Fd::new(fd) };
         fd.pollable.set_accepted(true);
@@ -250,8 +253,8 @@ impl Fd {
         }
     }
 
-    /// Does the work of [`Fd::io`]. One function for all calls: it is compiled once, and the indirect
-    /// call is nothing next to the system call behind it.
+    /// Does the work of [`Fd::io`]. One function for all calls: it is compiled once, and the
+    /// indirect call is nothing next to the system call behind it.
     fn retry(
         &self,
         direction: Direction,
@@ -319,8 +322,8 @@ impl Fd {
         Ok(n)
     }
 
-    /// Returns whether a short read has emptied the stream: it is a TCP stream whose descriptor user
-    /// code cannot have used.
+    /// Returns whether a short read has emptied the stream: it is a TCP stream whose descriptor
+    /// user code cannot have used.
     #[inline]
     fn short_reads_drain(&self) -> bool {
         self.short_read_drains.load(Ordering::Relaxed)
@@ -380,8 +383,8 @@ impl Fd {
         self.pollable.edges(direction)
     }
 
-    /// Waits until `direction` may be ready, or until `limit`. Returns at once if there were edges since
-    /// `seen`.
+    /// Waits until `direction` may be ready, or until `limit`. Returns at once if there were edges
+    /// since `seen`.
     pub(crate) fn wait_for(
         &self,
         _: &ActiveCall<'_>,

@@ -19,8 +19,8 @@ static SYSTEM_RUNTIME_WAITS: AtomicUsize = AtomicUsize::new(0);
 /// Held by a goroutine or thread of the program while it waits for a goroutine of a system runtime:
 /// that goroutine will wake it, so there is no deadlock meanwhile.
 ///
-/// If the caller's own runtime is dropped while it waits, this is never dropped. Then no deadlock is
-/// reported any more.
+/// If the caller's own runtime is dropped while it waits, this is never dropped. Then no deadlock
+/// is reported any more.
 pub(crate) struct SystemRuntimeWait(());
 
 impl SystemRuntimeWait {

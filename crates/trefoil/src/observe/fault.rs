@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// Frames that are printed. The innermost frames show the recursion.
 const TRACE_FRAMES: usize = 48;
-/// How long the trace may take before the process ends without it. A busy machine needs more than ten
-/// seconds to read the debug information of a large program.
+/// How long the trace may take before the process ends without it. A busy machine needs more than
+/// ten seconds to read the debug information of a large program.
 const TRACE_LIMIT_SECS: u32 = 30;
 
 static INSTALL: Once = Once::new();

@@ -41,7 +41,8 @@ struct Entry {
     value: *const (),
 }
 
-/// The table. All fields are at fixed places: magic at 0, version at 16, count at 20, entries at 24.
+/// The table. All fields are at fixed places: magic at 0, version at 16, count at 20, entries at
+/// 24.
 #[repr(C)]
 pub(crate) struct Layout {
     magic: [u8; 16],

@@ -3,10 +3,9 @@
 //!
 //! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
 //! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
-//! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the flight
-//! recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers where
-//! everything is.
-//! `signals.rs` has the signal handler that channels and watches share.
+//! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the
+//! flight recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers
+//! where everything is. `signals.rs` has the signal handler that channels and watches share.
 //! `profile/` takes profiles, of goroutines as they are and of samples (`sched/sample.rs`).
 
 pub(crate) mod deadlock;

@@ -182,7 +182,8 @@ impl Profile {
         Profile { kind, taken, duration, period, lost, samples }
     }
 
-    /// Returns how many goroutines and tasks the profile has counted; 0 if it counts something else.
+    /// Returns how many goroutines and tasks the profile has counted; 0 if it counts something
+    /// else.
     ///
     /// ```
     /// assert_eq!(trefoil::run(trefoil::debug::profile).goroutines(), 1);
@@ -212,8 +213,8 @@ impl Profile {
         self.samples.iter().map(|sample| sample.group.values[value]).sum()
     }
 
-    /// Returns how much of [`total`](Profile::total) is missing because the buffer for samples, whose
-    /// size is fixed, was full. For waits it counts only the samples that were lost, not the
+    /// Returns how much of [`total`](Profile::total) is missing because the buffer for samples,
+    /// whose size is fixed, was full. For waits it counts only the samples that were lost, not the
     /// shorter waits that those stand for.
     ///
     /// ```
@@ -324,9 +325,9 @@ impl Profile {
     /// Writes the profile in pprof's format (`profile.proto`, not compressed), for `go tool pprof`
     /// and other tools that read it.
     ///
-    /// A sample has the [labels](mod@crate::labels) of its goroutine. A goroutine that waits has the
-    /// label `state`, with the same words as a [`dump`](crate::debug::dump), and `id` if it is the
-    /// only one of its sample.
+    /// A sample has the [labels](mod@crate::labels) of its goroutine. A goroutine that waits has
+    /// the label `state`, with the same words as a [`dump`](crate::debug::dump), and `id` if it is
+    /// the only one of its sample.
     ///
     /// ```no_run
     /// # fn main() -> std::io::Result<()> {

@@ -1,11 +1,11 @@
 //! SIGQUIT (Ctrl-\\): prints every goroutine and ends the process with code 2, as Go does.
 //!
-//! The handler only sets a flag and wakes the helper threads; one of them prints. Without a runtime,
-//! and in a child of `fork` (which inherits the handler but no helper thread), the signal has its
-//! previous effect: it ends the process, or is ignored. A handler that the program has installed
-//! before its first runtime stays in place. `SIG_IGN` is replaced, as in Go: shells start the
-//! background jobs of a script with SIGQUIT ignored, and `kill -QUIT` must work on a program that
-//! hangs.
+//! The handler only sets a flag and wakes the helper threads; one of them prints. Without a
+//! runtime, and in a child of `fork` (which inherits the handler but no helper thread), the signal
+//! has its previous effect: it ends the process, or is ignored. A handler that the program has
+//! installed before its first runtime stays in place. `SIG_IGN` is replaced, as in Go: shells start
+//! the background jobs of a script with SIGQUIT ignored, and `kill -QUIT` must work on a program
+//! that hangs.
 
 use super::{deadlock, dump, trace};
 use crate::sched::monitor::helper;

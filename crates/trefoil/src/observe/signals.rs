@@ -1,4 +1,5 @@
-//! The signal handler that the channels of `signal.rs` and the watches of the flight recorder share.
+//! The signal handler that the channels of `signal.rs` and the watches of the flight recorder
+//! share.
 //!
 //! For a channel, the handler writes the signal's number to a pipe. For a watch, it sets a bit and
 //! wakes the helper threads. A watch has no thread of its own, because a thread that could wake a
@@ -77,8 +78,8 @@ pub(crate) fn stop_listening(signal: i32) -> bool {
     is_restored
 }
 
-/// While it exists, the helper threads are woken when a signal arrives, and [`take_arrived`] returns
-/// the signal.
+/// While it exists, the helper threads are woken when a signal arrives, and [`take_arrived`]
+/// returns the signal.
 pub(crate) struct SignalWatch(i32);
 
 impl SignalWatch {
@@ -138,8 +139,8 @@ impl Action {
             return Ok(());
         }
         let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: an action made here. Its handler stores bits and makes system calls, which handlers
-        // may do.
+        // SAFETY: an action made here. Its handler stores bits and makes system calls, which
+        // handlers may do.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as usize;

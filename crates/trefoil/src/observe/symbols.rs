@@ -105,8 +105,8 @@ fn resolve(address: u64) -> Vec<(FrameKind, Arc<Frame>)> {
     frames
 }
 
-/// Returns whether a file is a source of this crate, in a folder that begins with `folder`. The path
-/// may be that of another build: only its end is compared.
+/// Returns whether a file is a source of this crate, in a folder that begins with `folder`. The
+/// path may be that of another build: only its end is compared.
 pub fn is_own_source(file: &str, folder: &str) -> bool {
     file.match_indices("/src/").any(|(at, src)| {
         let package = file[..at].rsplit('/').next().unwrap_or_default();

@@ -5,8 +5,8 @@
 //! meaningless. That does no harm: reads stay inside the stack and their number is limited.
 //! Afterwards the frames are discarded unless the goroutine was suspended all the time and its G
 //! was not reused. Return addresses come from the unwind tables of the loaded objects (framehop);
-//! `symbols.rs` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile does
-//! no harm.
+//! `symbols.rs` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile
+//! does no harm.
 
 use crate::arch::preempt::{in_trampoline, trampoline_caller};
 use crate::arch::{Registers, SUSPENDED_BYTES};
@@ -106,9 +106,9 @@ impl Tables {
         version == self.version
     }
 
-    /// Returns the code addresses of a stack, innermost first. `read` returns the word at an address
-    /// of the stack; it is `dyn` because all of framehop is compiled for each type of it. If the outer
-    /// frames are on another stack, `caller` is where that one is.
+    /// Returns the code addresses of a stack, innermost first. `read` returns the word at an
+    /// address of the stack; it is `dyn` because all of framehop is compiled for each type of it.
+    /// If the outer frames are on another stack, `caller` is where that one is.
     pub(super) fn unwind(
         &mut self,
         registers: Registers,
@@ -195,9 +195,9 @@ impl Tables {
     }
 }
 
-/// Adds the tables of an object to the unwinder, if they have the usual form. The caller is called by
-/// the loader, so the object stays loaded meanwhile. An `svma` (stated virtual memory address) is
-/// framehop's name for an address relative to where the object is loaded.
+/// Adds the tables of an object to the unwinder, if they have the usual form. The caller is called
+/// by the loader, so the object stays loaded meanwhile. An `svma` (stated virtual memory address)
+/// is framehop's name for an address relative to where the object is loaded.
 fn add_object(
     unwinder: &mut TableUnwinder,
     info: &libc::dl_phdr_info,

@@ -159,8 +159,8 @@ pub(crate) struct Hooks {
     /// Calls the function while this thread holds std's lock of standard output (0) or of standard
     /// error (1).
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),
-    /// Wakes who waits for std's outputs, inside the runtime. Called for a goroutine that is
-    /// stopped for ever, and may have unlocked an output without waking the next one.
+    /// Wakes the goroutines that wait for std's outputs, inside the runtime. Called for a goroutine
+    /// that is stopped for ever, and may have unlocked an output without waking the next one.
     pub(crate) wake_for_outputs: fn(Option<Rt>),
 }
 

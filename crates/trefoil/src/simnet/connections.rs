@@ -121,8 +121,8 @@ impl End {
 }
 
 impl State {
-    /// Begins a connection of the program's socket `fd`, with the address `local`. Returns the number
-    /// of its end.
+    /// Begins a connection of the program's socket `fd`, with the address `local`. Returns the
+    /// number of its end.
     pub(super) fn begin_connection(
         &mut self,
         fd: RawFd,

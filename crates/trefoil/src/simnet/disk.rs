@@ -9,8 +9,8 @@
 //! | bytes of a file | kept, lost, or torn: kept in some sectors and lost in others |
 //! | names in a folder: created, renamed, removed | all kept, or all lost |
 //!
-//! `fsync` of a file makes its bytes durable, `fsync` of a folder the names in it. POSIX promises no
-//! more.
+//! `fsync` of a file makes its bytes durable, `fsync` of a folder the names in it. POSIX promises
+//! no more.
 //!
 //! Not modelled: folders are never lost, and lose the durable names in them if they are renamed;
 //! symbolic links, pipes and sockets are left as they are; `O_SYNC`, `msync` and `sync_file_range`
@@ -93,8 +93,8 @@ impl Network {
         Ok(folder)
     }
 
-    /// The program calls `fsync`: keeps what is durable from now on. Returns whether the file is on a
-    /// simulated disk.
+    /// The program calls `fsync`: keeps what is durable from now on. Returns whether the file is on
+    /// a simulated disk.
     pub(crate) fn sync(&self, fd: RawFd) -> bool {
         if !self.lock().disks.has_any() {
             return false;

@@ -1,8 +1,8 @@
 //! Hosts, and the links between them.
 //!
 //! Every pair of hosts has a link in each direction. What is sent over it arrives after a latency,
-//! which the seed chooses from a range, and after the time that the bandwidth demands. A lost or cut
-//! segment of a stream is sent again, as TCP does; a lost datagram is lost.
+//! which the seed chooses from a range, and after the time that the bandwidth demands. A lost or
+//! cut segment of a stream is sent again, as TCP does; a lost datagram is lost.
 
 use super::{Network, State};
 use crate::sys::clock::Nanos;

@@ -353,8 +353,8 @@ fn check(result: isize) -> Result<isize, isize> {
     if result < 0 { Err(result) } else { Ok(result) }
 }
 
-/// A descriptor that the network owns. Unlike std's, it is closed without libc: the network is locked
-/// then (invariant 1).
+/// A descriptor that the network owns. Unlike std's, it is closed without libc: the network is
+/// locked then (invariant 1).
 struct NetworkFd(RawFd);
 
 impl NetworkFd {

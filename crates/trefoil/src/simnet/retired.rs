@@ -1,15 +1,17 @@
 //! Descriptors of goroutines and tasks that never run again.
 //!
-//! A host that loses its power loses its open files. But the numbers of their descriptors still belong
-//! to values that it owns, such as a `TcpStream`. If such a number were free, another thread could get
-//! it, and a destructor that runs after all (tasks are aborted when their runtime ends) would close
-//! that thread's file. So a file is closed by putting another one in its place (`dup3`): the number is
-//! *retired*. When the runtime has ended, the numbers that no destructor has closed become free.
+//! A host that loses its power loses its open files. But the numbers of their descriptors still
+//! belong to values that it owns, such as a `TcpStream`. If such a number were free, another thread
+//! could get it, and a destructor that runs after all (tasks are aborted when their runtime ends)
+//! would close that thread's file. So a file is closed by putting another one in its place
+//! (`dup3`): the number is *retired*. When the runtime has ended, the numbers that no destructor
+//! has closed become free.
 //!
 //! A test must not return a value that owns a host's descriptor, such as its socket. After the run
 //! the number may belong to another file.
 //!
-//! Invariant: a retired number is closed by the thread that takes it out of `RETIRED`, and only once.
+//! Invariant: a retired number is closed by the thread that takes it out of `RETIRED`, and only
+//! once.
 
 use super::sockets::mark;
 use super::{Network, unix_socket};

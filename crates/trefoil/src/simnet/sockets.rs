@@ -468,9 +468,9 @@ impl Network {
         self.close_descriptors(&|_, owner| owner == incarnation);
     }
 
-    /// The run has ended: closes its sockets and disks. Sockets of the test itself stay open, because
-    /// the test may have returned them, with two exceptions: all are closed if goroutines are left,
-    /// and those in `waited_by_threads` are closed always.
+    /// The run has ended: closes its sockets and disks. Sockets of the test itself stay open,
+    /// because the test may have returned them, with two exceptions: all are closed if goroutines
+    /// are left, and those in `waited_by_threads` are closed always.
     pub(crate) fn end(&self, has_left_goroutines: bool, waited_by_threads: &[RawFd]) {
         let is_left = |owner| has_left_goroutines || !simulation::is_of_test(owner);
         self.close_descriptors(&|_, owner| is_left(owner));

@@ -1,7 +1,7 @@
 //! A map for a few thousand small entries: a `Vec` that is sorted by key.
 //!
-//! It has the order of a `BTreeMap` at a fraction of its compile time: each `BTreeMap` is some 8,000
-//! lines of LLVM IR per pair of types, and the runtime would have a dozen.
+//! It has the order of a `BTreeMap` at a fraction of its compile time: each `BTreeMap` is some
+//! 8,000 lines of LLVM IR per pair of types, and the runtime would have a dozen.
 //!
 //! | operation | cost |
 //! |---|---|

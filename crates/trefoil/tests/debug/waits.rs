@@ -74,14 +74,14 @@ fn names(deadlock: &Deadlock) -> Vec<String> {
 }
 
 /// Where goroutines wait until all have come.
-struct Meeting {
+struct YieldBarrier {
     size: u64,
     come: AtomicU64,
 }
 
-impl Meeting {
-    const fn of(size: u64) -> Meeting {
-        Meeting { size, come: AtomicU64::new(0) }
+impl YieldBarrier {
+    const fn of(size: u64) -> YieldBarrier {
+        YieldBarrier { size, come: AtomicU64::new(0) }
     }
 
     fn come(&self) {
@@ -102,7 +102,7 @@ impl Meeting {
 /// Starts goroutines that lock a mutex each, meet, and then lock that of the next one.
 fn lock_in_a_circle(count: usize) {
     let mutexes: Arc<Vec<Mutex<()>>> = Arc::new((0..count).map(|_| Mutex::new(())).collect());
-    let locked = Arc::new(Meeting::of(count as u64));
+    let locked = Arc::new(YieldBarrier::of(count as u64));
     for i in 0..count {
         let (mutexes, locked) = (mutexes.clone(), locked.clone());
         named(&format!("circle {i}"), move || {
@@ -168,7 +168,7 @@ fn a_goroutine_that_locks_twice_waits_for_itself() {
 fn writers_and_a_reader_in_a_circle_are_certain() {
     static A: RwLock<()> = RwLock::new(());
     static B: RwLock<()> = RwLock::new(());
-    static LOCKED: Meeting = Meeting::of(2);
+    static LOCKED: YieldBarrier = YieldBarrier::of(2);
     on_own_runtime(|| {
         named("reads b", move || {
             let _a = A.write();
@@ -189,7 +189,7 @@ fn writers_and_a_reader_in_a_circle_are_certain() {
 fn initializers_that_need_each_other_are_certain() {
     static A: Once = Once::new();
     static B: OnceLock<()> = OnceLock::new();
-    static BEGUN: Meeting = Meeting::of(2);
+    static BEGUN: YieldBarrier = YieldBarrier::of(2);
     on_own_runtime(|| {
         named("a", move || {
             A.call_once(|| {
@@ -303,7 +303,7 @@ fn a_waiter_that_was_moved_to_the_queue_of_a_mutex_may_be_a_member() {
 fn a_task_that_blocks_in_its_poll_may_be_a_member() {
     static A: Mutex<()> = Mutex::new(());
     static B: Mutex<()> = Mutex::new(());
-    static LOCKED: Meeting = Meeting::of(2);
+    static LOCKED: YieldBarrier = YieldBarrier::of(2);
     on_own_runtime(|| {
         let waiting = task::spawn(async move {
             let _a = A.lock_async().await;
@@ -406,7 +406,7 @@ fn a_circle_over_a_lock_and_a_channel_is_probable() {
 fn std_mutexes_in_a_circle_are_probable() {
     static A: std::sync::Mutex<()> = std::sync::Mutex::new(());
     static B: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    static LOCKED: Meeting = Meeting::of(2);
+    static LOCKED: YieldBarrier = YieldBarrier::of(2);
     on_own_runtime(|| {
         named("a", move || {
             let guard = std::hint::black_box(A.lock().unwrap());
@@ -448,7 +448,7 @@ fn pthread_mutexes_in_a_circle_are_probable_and_dumps_name_the_owner() {
     unsafe impl Sync for PthreadMutex {}
     static MUTEXES: [PthreadMutex; 2] =
         [const { PthreadMutex(std::cell::UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER)) }; 2];
-    static LOCKED: Meeting = Meeting::of(2);
+    static LOCKED: YieldBarrier = YieldBarrier::of(2);
     // SAFETY: mutexes in a static.
     let lock = |i: usize| unsafe { libc::pthread_mutex_lock(MUTEXES[i].0.get()) };
     on_own_runtime(|| {
@@ -756,7 +756,7 @@ fn the_report_can_be_turned_off() {
 fn circle_of_two_runtimes(first: &Runtime, second: &Runtime) {
     static A: Mutex<()> = Mutex::new(());
     static B: Mutex<()> = Mutex::new(());
-    static LOCKED: Meeting = Meeting::of(2);
+    static LOCKED: YieldBarrier = YieldBarrier::of(2);
     let lock_both = |own: &'static Mutex<()>, other: &'static Mutex<()>| {
         go(move || {
             let _own = own.lock();

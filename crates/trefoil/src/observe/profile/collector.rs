@@ -197,8 +197,8 @@ fn unwind(tables: &mut Tables, sample: &Sample) -> Vec<u64> {
     })
 }
 
-/// Takes the samples that are complete now. Those that come meanwhile are left: they may come faster
-/// than they are unwound. The lock is released now and then.
+/// Takes the samples that are complete now. Those that come meanwhile are left: they may come
+/// faster than they are unwound. The lock is released now and then.
 fn drain() -> ProcessGuard<'static, Collected> {
     let end = sample::written();
     loop {
@@ -242,8 +242,8 @@ pub(super) fn end_cpu() -> Option<Profile> {
         if sample::taken() >= end || std::time::Instant::now() > late_until {
             break;
         }
-        // Not by std: a goroutine that waits when its runtime ends never goes on, and the caller has
-        // a lock.
+        // Not by std: a goroutine that waits when its runtime ends never goes on, and the caller
+        // has a lock.
         let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000 };
         let _ = rustix::thread::nanosleep(&pause);
     }

@@ -71,8 +71,8 @@ fn handler() -> libc::sighandler_t {
     sample::on_cpu_signal as *const () as libc::sighandler_t
 }
 
-/// Installs the handler. Returns the action before. A handler of the program stays: then the profile
-/// is refused.
+/// Installs the handler. Returns the action before. A handler of the program stays: then the
+/// profile is refused.
 fn install() -> Result<libc::sigaction, CpuError> {
     // SAFETY: a handler of the right type for SA_SIGINFO, and what the kernel returned. All bits 0
     // are the default action.

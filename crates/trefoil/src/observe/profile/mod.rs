@@ -7,7 +7,8 @@
 //!
 //! Invariant 1: every goroutine and task that was visited counts once. A task that waits has no
 //! stack, and counts at its future. A goroutine whose stack cannot be read (it runs on another
-//! thread, has not begun, or was resumed meanwhile) counts at the function that it was started with.
+//! thread, has not begun, or was resumed meanwhile) counts at the function that it was started
+//! with.
 //!
 //! Rejected: stopping running goroutines, as Go does, because this module never changes what the
 //! scheduler does.
@@ -29,8 +30,8 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-/// A lock of the process. It counts like a lock of C code: a goroutine that holds it is not stopped for
-/// ever by the end of its runtime, because every later profile would wait for it.
+/// A lock of the process. It counts like a lock of C code: a goroutine that holds it is not stopped
+/// for ever by the end of its runtime, because every later profile would wait for it.
 struct ProcessLock<T>(Mutex<T>);
 
 /// A [`ProcessLock`] that is held. The fields are dropped in this order.

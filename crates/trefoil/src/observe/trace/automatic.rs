@@ -94,7 +94,8 @@ pub(crate) fn write_after_panic(sched: &Sched, id: u64) {
 }
 
 /// Writes a file with what was recorded of `sched`, and prints its name; or nothing if
-/// `TREFOIL_TRACE` is not set, or if [`FILES_MAX`] files were written. The printed command names `id`.
+/// `TREFOIL_TRACE` is not set, or if [`FILES_MAX`] files were written. The printed command names
+/// `id`.
 pub(crate) fn write_automatically(sched: &Sched, id: Option<u64>) {
     if DIR.get().is_some()
         && FILES.load(Ordering::Relaxed) < FILES_MAX

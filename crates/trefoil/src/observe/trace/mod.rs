@@ -141,8 +141,8 @@ impl Snapshot {
         ids
     }
 
-    /// Returns how long a goroutine or task ran, was runnable and waited, as far as it was recorded.
-    /// None if it does not appear in the recording.
+    /// Returns how long a goroutine or task ran, was runnable and waited, as far as it was
+    /// recorded. None if it does not appear in the recording.
     ///
     /// ```
     /// # use trefoil::trace::{self, Recorder};
@@ -210,8 +210,8 @@ impl Snapshot {
         ids.into_iter().filter_map(text).collect()
     }
 
-    /// Returns the id of the process that was recorded. None if it was read from a file of the first
-    /// version, which does not say it.
+    /// Returns the id of the process that was recorded. None if it was read from a file of the
+    /// first version, which does not say it.
     ///
     /// ```
     /// # use trefoil::trace::{self, Recorder};

@@ -33,7 +33,7 @@ const SLICE_BEGIN: u64 = 1;
 const SLICE_END: u64 = 2;
 const INSTANT: u64 = 3;
 /// Perfetto's numbers of clocks: that of packets which name none, and the wall clock.
-const CLOCK_OF_EVENTS: u64 = 6;
+const CLOCK_BOOTTIME: u64 = 6;
 const CLOCK_REALTIME: u64 = 1;
 
 /// Encodes a recording.
@@ -93,7 +93,7 @@ impl Encoder<'_> {
         let clock = |id, time| Message::default().number(1, id).number(2, time);
         let copied = self.trace.snapshot.record.copied;
         let clocks = Message::default()
-            .message(1, clock(CLOCK_OF_EVENTS, copied))
+            .message(1, clock(CLOCK_BOOTTIME, copied))
             .message(1, clock(CLOCK_REALTIME, nanos));
         self.packet(Message::default().number(10, SEQUENCE).message(6, clocks));
     }

@@ -1,5 +1,5 @@
-//! What happens after an incident that `sched/trigger.rs` has noticed: a goroutine takes a snapshot of
-//! the recording and passes it on.
+//! What happens after an incident that `sched/trigger.rs` has noticed: a goroutine takes a snapshot
+//! of the recording and passes it on.
 
 use super::Snapshot;
 use crate::join_handle::Join;
@@ -18,7 +18,8 @@ use std::{fmt, io};
 /// The name of the goroutine that takes the snapshot.
 const NAME: &str = "trefoil trace";
 
-/// Why [`OnTrigger::call`](crate::trace::OnTrigger::call) has failed. Kinds may be added in later versions.
+/// Why [`OnTrigger::call`](crate::trace::OnTrigger::call) has failed. Kinds may be added in later
+/// versions.
 ///
 /// ```
 /// use trefoil::trace::{self, Trigger, WatchError};
@@ -69,8 +70,8 @@ pub(crate) struct Settings {
     pub(crate) at_most: u32,
 }
 
-/// A watch and the program's function. The owner of this drops the function, or a goroutine that calls
-/// it does: not the helper thread, because a destructor may block.
+/// A watch and the program's function. The owner of this drops the function, or a goroutine that
+/// calls it does: not the helper thread, because a destructor may block.
 pub(crate) struct Watching {
     watch: Arc<Watch>,
     _function: Arc<dyn Any + Send + Sync>,

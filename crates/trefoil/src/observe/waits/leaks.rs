@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Leaks that a message describes at most.
 const DESCRIBED_MAX: usize = 20;
 
-/// Gives the goroutines and tasks of `sched` time to end. Returns a message about those that do not,
-/// or None if all have ended. Called by the main goroutine.
+/// Gives the goroutines and tasks of `sched` time to end. Returns a message about those that do
+/// not, or None if all have ended. Called by the main goroutine.
 pub(crate) fn find(sched: &Sched) -> Option<String> {
     let started = Instant::now();
     let mut unchanged_since = started;

@@ -1,9 +1,9 @@
 //! Goroutines as a list and in groups.
 //!
 //! A group is made without reading a stack per goroutine: 1.4 µs each would be more than a second
-//! for a million. Goroutines that were created at the same place, wait for the same reason, and have
-//! the same number of bytes on their stack took the same path to their wait, with few exceptions. So
-//! one stack is read per such set, and sets that wait at the same place are merged.
+//! for a million. Goroutines that were created at the same place, wait for the same reason, and
+//! have the same number of bytes on their stack took the same path to their wait, with few
+//! exceptions. So one stack is read per such set, and sets that wait at the same place are merged.
 
 use super::super::snapshot::{self, Subject};
 use super::report::{Goroutine, Kind, Place, Places};
@@ -40,8 +40,8 @@ pub(crate) fn with_ids(sched: &Sched, ids: &HashSet<u64>) -> Vec<Goroutine> {
     found.into_iter().filter_map(read).collect()
 }
 
-/// Returns the goroutines of `sched` that wait for a lock, a goroutine or a scope, the longest waits
-/// first, and at most `max`; and how many there are.
+/// Returns the goroutines of `sched` that wait for a lock, a goroutine or a scope, the longest
+/// waits first, and at most `max`; and how many there are.
 pub(crate) fn waiting(sched: &Sched, max: usize) -> (Vec<Goroutine>, usize) {
     let graph = Graph::read();
     let is_own = |wait: &&Wait| std::ptr::eq(graph.sched(wait.party), sched);

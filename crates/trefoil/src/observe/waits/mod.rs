@@ -1,8 +1,8 @@
 //! The wait-for graph: which goroutine waits for which, and the cycles in it.
 //!
 //! `mod.rs` reads the graph, `report.rs` has the public types and their text, `list.rs` lists and
-//! groups goroutines, `suspects.rs` guesses at deadlocks over channels, `watch.rs` reports cycles without being asked, and `leaks.rs` finds the
-//! goroutines that a test has left.
+//! groups goroutines, `suspects.rs` guesses at deadlocks over channels, `watch.rs` reports cycles
+//! without being asked, and `leaks.rs` finds the goroutines that a test has left.
 //!
 //! An edge leads from a goroutine that waits for a lock, a goroutine or a scope to the goroutine or
 //! task that holds the lock, is joined, or belongs to the scope. Nothing is stopped while the graph
@@ -122,8 +122,8 @@ pub(super) struct Graph {
     by_party: HashMap<(usize, u64), usize>,
 }
 
-/// Goroutines that wait for each other, as indices in [`Graph::waits`]; each waits for the next, and
-/// the last for the first.
+/// Goroutines that wait for each other, as indices in [`Graph::waits`]; each waits for the next,
+/// and the last for the first.
 pub(super) type Cycle = Vec<usize>;
 
 impl Graph {
@@ -137,8 +137,8 @@ impl Graph {
         Graph::of(super::deadlock::runtimes())
     }
 
-    /// Reads as much of the graph as a dump of `sched` needs. Simulated goroutines wait for each other
-    /// only; and a process may have many runtimes of simulations that failed.
+    /// Reads as much of the graph as a dump of `sched` needs. Simulated goroutines wait for each
+    /// other only; and a process may have many runtimes of simulations that failed.
     pub(super) fn read_for(sched: &Sched) -> Graph {
         let mut runtimes = super::deadlock::runtimes();
         if sched.simulation.is_some() {

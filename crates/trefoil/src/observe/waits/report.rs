@@ -370,8 +370,8 @@ impl Places {
         Places { tables: Tables::load(), symbols: SymbolCache::default() }
     }
 
-    /// Returns the innermost frame of the program's own code. Returns None if the goroutine runs, or
-    /// has no stack.
+    /// Returns the innermost frame of the program's own code. Returns None if the goroutine runs,
+    /// or has no stack.
     pub(super) fn of(&mut self, subject: Subject) -> Option<Place> {
         let addresses = self.tables.frames(subject.g()?)?;
         let frames = self.symbols.frames(&addresses);

@@ -1,9 +1,9 @@
-//! Probable deadlocks: goroutines that wait for each other over channels, std's mutexes and readers,
-//! whose holders are not stored anywhere.
+//! Probable deadlocks: goroutines that wait for each other over channels, std's mutexes and
+//! readers, whose holders are not stored anywhere.
 //!
 //! The holders are guessed by a scan of all suspended stacks: a goroutine that has the address of a
-//! channel or of a lock on its stack is taken to have a handle, or a guard. The guess may be wrong in
-//! both directions: an address may be left over from an earlier call, and a handle may be on the
+//! channel or of a lock on its stack is taken to have a handle, or a guard. The guess may be wrong
+//! in both directions: an address may be left over from an earlier call, and a handle may be on the
 //! heap, in a static, or with a plain thread. So a goroutine counts as stuck only if
 //!
 //! - it has waited for [`WAITED_MIN`], without a deadline and not in a select;
@@ -210,8 +210,8 @@ fn is_unchanged(graph: &Graph, suspect: &Suspect) -> bool {
 }
 
 /// Returns the sets of suspects that wait for each other, directly or not: the strongly connected
-/// components of the graph, by Kosaraju's algorithm. A leftover address on a stack adds an edge, but
-/// rarely one that leads back.
+/// components of the graph, by Kosaraju's algorithm. A leftover address on a stack adds an edge,
+/// but rarely one that leads back.
 fn components(suspects: &Suspects) -> Vec<Vec<(usize, u64)>> {
     let mut keys: Vec<_> = suspects.keys().copied().collect();
     sort_by(&mut keys, Ord::cmp);

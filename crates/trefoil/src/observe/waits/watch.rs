@@ -4,8 +4,8 @@
 //! (`sched/wait/holder.rs`). When the helper thread sees the note, it takes it, and checks a few
 //! seconds later, when the goroutine has parked. Waits that are noted meanwhile are checked then,
 //! and once more the same time later. So a program in which nothing waits for locks is never
-//! checked, and a program in which goroutines do is checked every few seconds. A cycle that is found
-//! is checked again after [`CONFIRM_NANOS`], and then reported once.
+//! checked, and a program in which goroutines do is checked every few seconds. A cycle that is
+//! found is checked again after [`CONFIRM_NANOS`], and then reported once.
 
 use super::report::Places;
 use super::{Cycle, Graph};
@@ -37,8 +37,8 @@ struct Reported {
 
 static REPORTED: Mutex<Reported> = Mutex::new(Reported { cycles: 0, waits: Vec::new() });
 
-/// Stands for one wait of a goroutine: the number of its runtime and its id, and its object with the
-/// count of its waits.
+/// Stands for one wait of a goroutine: the number of its runtime and its id, and its object with
+/// the count of its waits.
 type WaitMark = (u32, u64, usize);
 
 /// Checks for cycles in which a goroutine of `sched` is. Returns when to check again, or `NEVER`.

@@ -160,8 +160,8 @@ impl Sched {
         rings.filter_map(RingSlot::active).map(Ring::bytes).sum()
     }
 
-    /// Makes the rings keep the table of runnable goroutines up to date, or not any more. Called when
-    /// the watches have changed.
+    /// Makes the rings keep the table of runnable goroutines up to date, or not any more. Called
+    /// when the watches have changed.
     pub(crate) fn watch_runnable(&self) {
         let _control = Control::take(&self.record);
         self.attach_rings();

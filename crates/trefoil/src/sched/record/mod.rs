@@ -8,10 +8,10 @@
 //! copy. `control.rs`: a recording begins, ends, and is copied.
 //!
 //! # Time
-//! Most events have no clock (`ring.rs`). sysmon writes marks: which ring had how many words at what
-//! time; the first event after a mark has a clock. A reader (`observe/trace/`) concludes for each event
-//! between which two times it happened. What ends or begins an idle time, and the end of a slice, has
-//! a clock.
+//! Most events have no clock (`ring.rs`). sysmon writes marks: which ring had how many words at
+//! what time; the first event after a mark has a clock. A reader (`observe/trace/`) concludes for
+//! each event between which two times it happened. What ends or begins an idle time, and the end of
+//! a slice, has a clock.
 //!
 //! Invariants:
 //! 1. The ring of a P is written to by the thread that owns the P, inside the runtime; by the
@@ -20,9 +20,9 @@
 //! 2. Every `Place`, `RegionBegin` and `Log` has the address of something that is never freed.
 //!
 //! Rejected: a clock with every event (a yield took more than twice as long; now it takes 3 ns
-//! longer), and one for each goroutine that a search finds at once (a third of the recorder's cost of
-//! a spawn); addresses of Gs instead of ids (a G is reused, and the order of events on two rings is
-//! not always known).
+//! longer), and one for each goroutine that a search finds at once (a third of the recorder's cost
+//! of a spawn); addresses of Gs instead of ids (a G is reused, and the order of events on two rings
+//! is not always known).
 
 mod control;
 mod ring;
@@ -218,7 +218,7 @@ pub(crate) fn task_ended(rt: Rt) {
 
 /// What woke a goroutine or task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Waker {
+pub(crate) enum WokenBy {
     /// What runs on this P, or the last [`Source`]; or this thread, if it has no P.
     Here,
     /// It was woken earlier, and the wake-up takes effect only now.
@@ -227,36 +227,36 @@ pub(crate) enum Waker {
 
 /// A goroutine or task was woken, on this P.
 #[inline(always)]
-pub(crate) fn woken(rt: Rt, item: Runnable, by: Waker) {
+pub(crate) fn woken(rt: Rt, item: Runnable, by: WokenBy) {
     if let Some(ring) = rt.p().ring.active() {
         record_woken(ring, item, by);
     }
 }
 
 #[inline(never)]
-fn record_woken(ring: &Ring, item: Runnable, by: Waker) {
+fn record_woken(ring: &Ring, item: Runnable, by: WokenBy) {
     let id = match item.unpack() {
         Unpacked::Goroutine(g) => id_of(g),
         Unpacked::Task(task) => task.id(),
     };
-    ring.event(Kind::Ready, u8::from(by == Waker::Unknown), id);
+    ring.event(Kind::Ready, u8::from(by == WokenBy::Unknown), id);
 }
 
 /// As [`woken`], on a thread without a P.
 #[inline]
-pub(crate) fn woken_outside(sched: &Sched, item: Runnable, by: Waker) {
+pub(crate) fn woken_outside(sched: &Sched, item: Runnable, by: WokenBy) {
     if sched.record.is_on() {
         record_woken_outside(sched, item, by);
     }
 }
 
 #[cold]
-fn record_woken_outside(sched: &Sched, item: Runnable, by: Waker) {
+fn record_woken_outside(sched: &Sched, item: Runnable, by: WokenBy) {
     let tid = this_thread();
     sched.record.write_outside(|ring| {
         ring.clock(now());
         record_woken(ring, item, by);
-        if by == Waker::Here {
+        if by == WokenBy::Here {
             ring.push(Word::new(Kind::Thread, 0, tid));
         }
     });

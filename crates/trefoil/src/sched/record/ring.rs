@@ -1,8 +1,8 @@
 //! A ring: the last words of one writer. Any thread may copy them while the writer goes on.
 //!
-//! To read the clock takes longer than to switch. So only the events of slow paths are preceded by a
-//! clock, and the first event after [`WORDS_PER_CLOCK`] words without one. An event of a fast path
-//! compares two numbers, and writes two words; everything else is behind that comparison.
+//! To read the clock takes longer than to switch. So only the events of slow paths are preceded by
+//! a clock, and the first event after [`WORDS_PER_CLOCK`] words without one. An event of a fast
+//! path compares two numbers, and writes two words; everything else is behind that comparison.
 //!
 //! Invariants:
 //! 1. A ring has one writer at a time (invariant 1 of `record/mod.rs`).
@@ -82,7 +82,8 @@ impl Reusable for Ring {
 /// Makes words from memory that the system has cleared: a page takes no memory until it is used.
 fn zeroed(words: usize) -> Box<[AtomicU64]> {
     let plain = Box::into_raw(vec![0u64; words].into_boxed_slice());
-    // SAFETY: an AtomicU64 has the size, the alignment and the values of a u64, on x86_64 and aarch64.
+    // SAFETY: an AtomicU64 has the size, the alignment and the values of a u64, on x86_64 and
+    // aarch64.
     unsafe { Box::from_raw(plain as *mut [AtomicU64]) }
 }
 
@@ -285,8 +286,8 @@ impl Ring {
         }
     }
 
-    /// The next event has a clock. Also for sysmon: if the writer overwrites what it stores, because it
-    /// has just written a clock, the next mark tries again.
+    /// The next event has a clock. Also for sysmon: if the writer overwrites what it stores,
+    /// because it has just written a clock, the next mark tries again.
     pub(super) fn clock_next(&self) {
         self.clock_at.store(0, Ordering::Relaxed);
         self.rare_at.store(0, Ordering::Relaxed);

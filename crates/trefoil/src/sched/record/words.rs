@@ -1,7 +1,7 @@
 //! The words of a ring: one event, or a part of one, in 8 bytes.
 //!
-//! A word is `kind 8 | detail 8 | payload 48`; a clock has a payload of 56 bits. An event that needs
-//! more has further words with kinds of their own, so a reader may begin anywhere in a ring:
+//! A word is `kind 8 | detail 8 | payload 48`; a clock has a payload of 56 bits. An event that
+//! needs more has further words with kinds of their own, so a reader may begin anywhere in a ring:
 //!
 //! | [`Kind`] | detail | payload |
 //! |---|---|---|

@@ -88,7 +88,7 @@ pub(crate) struct Simulation {
     panics_noted: Mutex<NotedPanics>,
     world: Mutex<Option<Arc<dyn World>>>,
     /// Something in the world may move.
-    has_world: AtomicBool,
+    world_may_move: AtomicBool,
     /// It counts as a simulation ([`clock::has_simulations`]).
     is_counted: AtomicBool,
     state: Lock<State>,
@@ -165,7 +165,7 @@ impl Simulation {
                 waited_by_threads: MmapVec::new(),
             }),
             world: Mutex::new(None),
-            has_world: AtomicBool::new(false),
+            world_may_move: AtomicBool::new(false),
             is_counted: AtomicBool::new(true),
         }
     }
@@ -260,7 +260,7 @@ pub(crate) fn next(rt: Rt, simulation: &Simulation) -> Option<Runnable> {
         if matches!(state.phase, Phase::Between | Phase::Over(_)) {
             return None;
         }
-        if simulation.has_world.load(Ordering::Relaxed) {
+        if simulation.world_may_move.load(Ordering::Relaxed) {
             match state.world_turn {
                 WorldTurn::Due if state.driver_waits => {
                     state.driver_waits = false;

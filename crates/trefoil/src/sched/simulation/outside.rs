@@ -60,7 +60,7 @@ pub(super) enum WorldTurn {
 impl Simulation {
     /// Sets what surrounds the goroutines of the next run.
     pub(crate) fn set_world(&self, world: Option<Arc<dyn World>>) {
-        self.has_world.store(false, Ordering::Relaxed);
+        self.world_may_move.store(false, Ordering::Relaxed);
         let before = {
             let mut place = self.world.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *place, world)
@@ -71,7 +71,7 @@ impl Simulation {
     /// Says that something in the world may move from now on.
     #[cfg(feature = "std")]
     pub(crate) fn set_world_in_motion(&self) {
-        self.has_world.store(true, Ordering::Relaxed);
+        self.world_may_move.store(true, Ordering::Relaxed);
     }
 
     /// Returns what surrounds the goroutines of this run.
@@ -147,7 +147,7 @@ impl WaitOutside {
             && simulation.world().is_some_and(|world| world.contains(fd))
         {
             // `next` polls the kernel for descriptors of the world only if this is set.
-            simulation.has_world.store(true, Ordering::Relaxed);
+            simulation.world_may_move.store(true, Ordering::Relaxed);
             return Ok(WaitOutside::of_world(simulation, fd));
         }
         match simulation {

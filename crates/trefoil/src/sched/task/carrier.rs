@@ -39,7 +39,7 @@ use crate::sched::goroutine::spawn;
 use crate::sched::m::{OwnContext, Rt};
 use crate::sched::p::{P, bump};
 use crate::sched::queues::central::Central;
-use crate::sched::record::{self, StopCode, Waker};
+use crate::sched::record::{self, StopCode, WokenBy};
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sched::wait::holder;
 use crate::sched::wait::reason::WaitReason;
@@ -264,7 +264,7 @@ fn poll(g: &G, task: &'static Task) -> Rt {
     // others.
     if yields || task.state.end_poll() {
         if !yields {
-            record::woken(rt, task.into(), Waker::Unknown);
+            record::woken(rt, task.into(), WokenBy::Unknown);
         }
         task.head.woken.set(false);
         rt.p().push_back(sched, task);

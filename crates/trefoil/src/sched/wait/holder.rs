@@ -9,10 +9,10 @@
 //! Invariants:
 //! 1. Only the owner of a lock writes its [`Holder`]: after it has locked, and, to clear it, before
 //!    it unlocks. So the word is 0 or names the present owner, never a former one.
-//! 2. A goroutine that waits for one of [`HELD_REASONS`] or [`GUESSED_REASONS`] has stored the object
-//!    before it parks. So has one that waits for a condition variable: 0, or the mutex to whose
-//!    queue a waker has moved it. For other reasons the object is that of an earlier wait, and means
-//!    nothing.
+//! 2. A goroutine that waits for one of [`HELD_REASONS`] or [`GUESSED_REASONS`] has stored the
+//!    object before it parks. So has one that waits for a condition variable: 0, or the mutex to
+//!    whose queue a waker has moved it. For other reasons the object is that of an earlier wait,
+//!    and means nothing.
 //! 3. A lock is read by address only while a sleeper is in its queue (`table.rs`): the sleeper
 //!    borrows the lock, so the memory is valid.
 //!
@@ -49,8 +49,8 @@ pub(crate) const HAS_DEADLINE: usize = 1;
 /// the active ones. They are only counted.
 pub(crate) const FOR_READERS: usize = 2;
 const TAGS: usize = HAS_DEADLINE | FOR_READERS;
-/// The bits above an address count the waits of the goroutine, so that two waits for the same object
-/// differ.
+/// The bits above an address count the waits of the goroutine, so that two waits for the same
+/// object differ.
 const COUNT_SHIFT: u32 = 48;
 const ADDRESS_MASK: usize = ((1 << COUNT_SHIFT) - 1) & !TAGS;
 

@@ -2,9 +2,9 @@
 //!
 //! A sleeper is a goroutine, a plain thread or a task that waits. Its [`Node`] is in its own frame;
 //! that of a task is in its future (`task_node.rs`). A [`List`] links nodes, first in, first out. A
-//! lock of the list's owner guards it: the lock of a bucket of `table.rs` (mutexes and read-write locks, which are one word each), or a lock in the
-//! primitive itself. Channels have a list of their own, which is smaller and can be probed without
-//! its lock: see `chan/queue.rs`.
+//! lock of the list's owner guards it: the lock of a bucket of `table.rs` (mutexes and read-write
+//! locks, which are one word each), or a lock in the primitive itself. Channels have a list of
+//! their own, which is smaller and can be probed without its lock: see `chan/queue.rs`.
 //!
 //! # The life of a node
 //! | state | may be touched by |

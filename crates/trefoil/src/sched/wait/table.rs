@@ -1,8 +1,8 @@
 //! Queues by address: the sleepers of a lock that is one word.
 //!
-//! A mutex is two words of four bytes. A goroutine that must wait for it enters a queue (a [`List`]) that is
-//! found here by its *key*: the mutex's address, for some waits with a tag. The queue's links are
-//! in the [`Node`]s of the sleepers, so nothing is allocated.
+//! A mutex is two words of four bytes. A goroutine that must wait for it enters a queue (a
+//! [`List`]) that is found here by its *key*: the mutex's address, for some waits with a tag. The
+//! queue's links are in the [`Node`]s of the sleepers, so nothing is allocated.
 //!
 //! There are two tables, because their waits end differently:
 //!

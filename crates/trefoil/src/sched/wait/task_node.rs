@@ -115,8 +115,8 @@ impl TaskNode {
     ) -> Option<u32> {
         self.waits = false;
         if !self.node.has_ended() {
-            // If it is neither in the list nor taken, a taker has left it out, because the runtime of
-            // its goroutine ends.
+            // If it is neither in the list nor taken, a taker has left it out, because the runtime
+            // of its goroutine ends.
             if wait::inside(|here| withdraw(&self.node, here)) || !self.node.was_taken() {
                 return None;
             }

@@ -134,8 +134,8 @@ impl Timers {
         self.sweep_len.store(kept.saturating_mul(2).max(SWEEP_MIN_LEN), Ordering::Relaxed);
     }
 
-    /// Returns the time of the first entry that is not stale, or `NEVER`. For simulations, whose clock
-    /// jumps to it.
+    /// Returns the time of the first entry that is not stale, or `NEVER`. For simulations, whose
+    /// clock jumps to it.
     pub(crate) fn next_live(&self) -> Nanos {
         let mut heap = self.heap.lock();
         while let Some(entry) = heap.take_due(LATEST) {
