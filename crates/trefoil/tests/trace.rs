@@ -389,8 +389,8 @@ fn a_snapshot_is_as_fast_as_a_copy() {
     let rt = Runtime::builder().procs(1).build().unwrap();
     let run = || {
         let recorder = Recorder::builder().bytes(2 * BYTES).start().unwrap();
-        // More than one word each, so that the ring of the P is full.
-        for _ in 0..BYTES / 8 / 100 {
+        // Each goroutine is at least four words, so that the ring of the P is full.
+        for _ in 0..BYTES / 8 / 200 {
             let waits: Vec<_> = (0..50).map(|_| go(trefoil::yield_now)).collect();
             waits.into_iter().for_each(|wait| wait.join().unwrap());
         }

@@ -1,7 +1,7 @@
 //! Sleeping and yielding: `std::thread::sleep` and `yield_now` act on the goroutine.
 
 use super::park::begin_wait;
-use crate::sched::calls::{self, QueuesAtYield};
+use crate::sched::calls::{self, Yielded};
 use crate::sys::clock::{self, Nanos};
 use crate::sys::raw;
 use libc::timespec;
@@ -85,10 +85,10 @@ interpose! {
     with real => {
         let wait = begin_wait();
         match if wait.is_some() { calls::yield_and_report() } else { None } {
-            Some(QueuesAtYield::NotEmpty) => 0,
+            Some(Yielded::ToGoroutines) => 0,
             // No goroutine waits here. A goroutine that spins like this waits for another thread,
             // which may want this CPU.
-            Some(QueuesAtYield::Empty) => {
+            Some(Yielded::ToNone) => {
                 raw::syscall(libc::SYS_sched_yield, []);
                 0
             }

@@ -67,21 +67,21 @@ pub(crate) fn yield_now() -> bool {
     true
 }
 
-/// Whether goroutines were queued when a goroutine yielded.
+/// What a goroutine has yielded to.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum QueuesAtYield {
+pub(crate) enum Yielded {
+    /// To goroutines; in a simulation always, because nothing in it waits for another thread.
+    ToGoroutines,
     /// Neither the local queues of its P nor the global queues held a goroutine.
-    Empty,
-    NotEmpty,
+    ToNone,
 }
 
-/// As [`yield_now`]; returns whether goroutines were queued before the yield. None on a plain
-/// thread.
+/// As [`yield_now`]; returns what it has yielded to. None on a plain thread.
 #[cfg(feature = "std")]
-pub(crate) fn yield_and_report() -> Option<QueuesAtYield> {
+pub(crate) fn yield_and_report() -> Option<Yielded> {
     let rt = Rt::enter()?;
-    let is_empty = rt.is_alone();
+    let to_none = rt.is_alone() && rt.sched().simulation.is_none();
     switch::yield_now(rt).leave();
-    Some(if is_empty { QueuesAtYield::Empty } else { QueuesAtYield::NotEmpty })
+    Some(if to_none { Yielded::ToNone } else { Yielded::ToGoroutines })
 }
