@@ -225,7 +225,7 @@ pub struct Metrics {
 ///         trefoil::time::sleep(Duration::from_millis(1));
 ///     }
 ///     let metrics = trefoil::debug::metrics();
-///     assert!(metrics.timers.count() >= 10);
+///     assert!(metrics.timers.count() > 0);
 /// });
 /// ```
 ///

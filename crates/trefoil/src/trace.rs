@@ -400,18 +400,23 @@ pub struct Watch {
 ///     let watch = trace::on(Trigger::Runnable(Duration::from_millis(20)))
 ///         .call(move |incident| _ = tx.send(incident))
 ///         .unwrap();
-///     let kept_waiting = trefoil::go(|| ());
-///     {
-///         let _no_preempt = trefoil::no_preempt();
-///         let begin = std::time::Instant::now();
-///         while begin.elapsed() < Duration::from_millis(100) {}
-///     }
-///     let incident = rx.recv().unwrap();
+///     // On a busy machine it may take more than one attempt.
+///     let incident = loop {
+///         let kept_waiting = trefoil::go(|| ());
+///         {
+///             let _no_preempt = trefoil::no_preempt();
+///             let begin = std::time::Instant::now();
+///             while begin.elapsed() < Duration::from_millis(100) {}
+///         }
+///         kept_waiting.join().unwrap();
+///         if let Ok(incident) = rx.recv_timeout(Duration::from_millis(100)) {
+///             break incident;
+///         }
+///     };
 ///     assert!(incident.lasted >= Duration::from_millis(20));
 ///     // …
 ///     //   102.5 ms runnable, behind goroutine 1 "main" for 102.4 ms (preemption refused: holds a no_preempt guard, 102 times)
 ///     println!("{}", incident.snapshot.why(incident.goroutine.unwrap()).unwrap());
-///     # kept_waiting.join().unwrap();
 ///     drop(watch);
 /// });
 /// ```

@@ -946,7 +946,7 @@ fn an_incident_that_the_environment_names_writes_a_file() {
     std::fs::create_dir_all(&dir).unwrap();
     let ran = common::this_program()
         .args(["an_incident_that_the_environment_names_writes_a_file", "--exact", "--nocapture"])
-        .env("TREFOIL_TRACE", format!("on=runnable:100ms,dir={}", dir.display()))
+        .env("TREFOIL_TRACE", format!("on=runnable:300ms,dir={}", dir.display()))
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&ran.stderr);

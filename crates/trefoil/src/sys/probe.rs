@@ -204,16 +204,16 @@ mod tests {
     fn a_sleeping_thread_is_blocked_and_a_spinning_one_runs() {
         let (tid, work, stop) = (AtomicU32::new(0), AtomicBool::new(true), AtomicBool::new(false));
         /// Ends the thread, also after a failed assertion: the scope waits for it.
-        struct End<'a>(&'a AtomicBool, &'a AtomicBool);
+        struct End<'a>(&'a AtomicBool, &'a AtomicBool, std::thread::Thread);
         impl Drop for End<'_> {
             fn drop(&mut self) {
                 self.0.store(false, Ordering::Relaxed);
                 self.1.store(true, Ordering::Relaxed);
+                self.2.unpark();
             }
         }
         std::thread::scope(|s| {
-            let _end = End(&work, &stop);
-            s.spawn(|| {
+            let thread = s.spawn(|| {
                 tid.store(
                     rustix::thread::gettid().as_raw_nonzero().get() as u32,
                     Ordering::Release,
@@ -222,9 +222,10 @@ mod tests {
                     std::hint::spin_loop();
                 }
                 while !stop.load(Ordering::Relaxed) {
-                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    std::thread::park();
                 }
             });
+            let _end = End(&work, &stop, thread.thread().clone());
             while tid.load(Ordering::Acquire) == 0 {
                 std::thread::yield_now();
             }
@@ -240,12 +241,13 @@ mod tests {
             });
             assert!(runs, "a thread that spins never counts as running");
             work.store(false, Ordering::Relaxed);
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            assert_eq!(probe.check(tid), ThreadState::Blocked);
-            by_clock.check(tid);
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            assert_eq!(by_clock.check(tid), ThreadState::Blocked);
-            stop.store(true, Ordering::Relaxed);
+            for probe in [&mut probe, &mut by_clock] {
+                let is_blocked = (0..1_000).any(|_| {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                    probe.check(tid) == ThreadState::Blocked
+                });
+                assert!(is_blocked, "a thread that waits never counts as blocked");
+            }
         });
     }
 }

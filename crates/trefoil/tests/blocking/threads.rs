@@ -93,7 +93,8 @@ fn spare_threads_end_after_some_seconds() {
             sleep(50 * MS);
         }
         assert!(start.elapsed() > Duration::from_secs(3), "after {:?}", start.elapsed());
-        assert!(ms().len() <= 4);
+        // An M is no longer counted a moment before its thread ends.
+        yield_until("the threads to end", || ms().len() <= 4);
         // New threads start when they are needed.
         join_all((0..10).map(|_| go(|| raw_sleep(MS))));
     });

@@ -292,6 +292,8 @@ fn idle_ps_steal_from_a_busy_p() {
     runtime(3).run(|| {
         let main = common::tid();
         let (done, elsewhere) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        // From the first goroutine on: if main's slice ended, its own thread would run the queue.
+        let held = trefoil::no_preempt();
         let handles: Vec<_> = (0..200)
             .map(|_| {
                 let (done, elsewhere) = (done.clone(), elsewhere.clone());
@@ -302,6 +304,7 @@ fn idle_ps_steal_from_a_busy_p() {
             })
             .collect();
         hold_until("thieves", || done.load(SeqCst) == 200);
+        drop(held);
         assert!(elsewhere.load(SeqCst) >= 100, "{elsewhere:?} of 200 ran on other threads");
         join_all(handles);
     });

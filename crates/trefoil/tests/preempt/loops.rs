@@ -176,10 +176,10 @@ fn endless_loops_take_turns_of_ten_milliseconds() {
         let begins: Vec<_> = begins.collect();
         let mut turns: Vec<_> = begins.windows(2).map(|pair| pair[1] - pair[0]).collect();
         turns.sort();
-        let (quarter, middle) = (turns[TURNS / 4], turns[TURNS / 2]);
-        println!("a quarter within {quarter:?}, half within {middle:?}");
-        // A busy machine makes some turns longer, but none shorter.
-        assert!(middle >= 8 * MS && quarter < 30 * MS, "{turns:?}");
+        let (tenth, middle) = (turns[TURNS / 10], turns[TURNS / 2]);
+        println!("a tenth within {tenth:?}, half within {middle:?}");
+        // A busy machine makes most turns longer, but none shorter.
+        assert!(middle >= 8 * MS && tenth < 30 * MS, "{turns:?}");
     });
 }
 
@@ -189,11 +189,10 @@ fn ten_thousand_endless_loops_need_few_threads() {
     skip_if_emulated!("if main uses up its slice, it waits behind all of them, for minutes there");
     child_test!();
     runtime(2).run(|| {
-        // Otherwise main may use up its time slice here and queue behind all of them.
-        let held = trefoil::no_preempt();
+        // Otherwise main may use up its time slice and queue behind all of them.
+        let _held = trefoil::no_preempt();
         (0..10_000).for_each(|_| drop(go(|| endless())));
         sleep(MS);
-        drop(held);
         let mut turns = Vec::new();
         for _ in 0..50 {
             let start = Instant::now();

@@ -223,7 +223,9 @@ fn waits_have_the_age_of_goroutines_and_tasks_that_wait_now() {
         let mut taken = trefoil::profile::waits();
         yield_until("the goroutines to wait", || {
             taken = trefoil::profile::waits();
-            taken.goroutines() == 12
+            let decoded = decode(&taken);
+            let mut waits = decoded.with("waits_in_here").into_iter();
+            taken.goroutines() == 12 && waits.all(|wait| wait.values[1] >= 10 * 50_000_000)
         });
         let decoded = decode(&taken);
         let unit = |name: &str| (name.to_owned(), "nanoseconds".to_owned());

@@ -42,8 +42,10 @@ fn a_sleeper_is_on_time_beside_two_thousand_new_goroutines_that_compute() {
             });
             let (p99, max) = (late[late.len() * 99 / 100], late[late.len() - 1]);
             // The machine delays goroutines at least as much as threads.
-            let ok = p99 <= Duration::from_millis(3) + of_thread
-                && max <= Duration::from_millis(20) + 2 * of_thread;
+            // If the OS stops the thread of a P, the sleeper on it waits for a slice or two. In turn
+            // with all others it would wait for half a second.
+            let ok = p99 <= Duration::from_millis(20) + 2 * of_thread
+                && max <= Duration::from_millis(60) + 2 * of_thread;
             if ok {
                 Ok(())
             } else {
@@ -74,8 +76,13 @@ fn woken_goroutines_run_before_new_ones() {
             })
             .collect();
         trefoil::time::sleep(Duration::from_millis(20));
-        let new_ones: Vec<_> = (0..32).map(|_| go(note("new"))).collect();
-        wake.iter().for_each(|wake| wake.send(()).unwrap());
+        let new_ones: Vec<_> = {
+            // Otherwise the new ones run before the others are woken, if the slice ends here.
+            let _held = trefoil::no_preempt();
+            let new_ones = (0..32).map(|_| go(note("new"))).collect();
+            wake.iter().for_each(|wake| wake.send(()).unwrap());
+            new_ones
+        };
         join_all(new_ones.into_iter().chain(woken));
         let order = order.lock().unwrap();
         let last_woken = order.iter().rposition(|&name| name == "woken").unwrap();

@@ -38,14 +38,17 @@ fn poll_and_ppoll_report_events_and_time_out() {
         }
         assert_eq!(poll(&mut [(fa, IN | OUT)], -1), (1, vec![OUT]));
         // One of several; then the same descriptor twice, of which the second entry becomes ready.
+        let (go_on, may_go_on) = channel();
         let late = trefoil::go(move || {
             thread::sleep(3 * MS);
             d.write_all(b"d").unwrap();
+            may_go_on.recv().unwrap();
             thread::sleep(3 * MS);
             b.write_all(b"b").unwrap();
             (b, d)
         });
         assert_eq!(poll(&mut [(fa, IN), (fc, IN)], -1), (1, vec![0, IN]));
+        go_on.send(()).unwrap();
         assert_eq!(poll(&mut [(fa, libc::POLLPRI), (fa, IN)], -1), (1, vec![0, IN]));
         assert_eq!(poll(&mut [(fa, IN)], 5_000), (1, vec![IN]));
         let (b, d) = late.join().unwrap();
