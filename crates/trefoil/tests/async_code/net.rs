@@ -736,14 +736,25 @@ mod tokio_io {
         .await;
     }
 
-    /// Writes a byte after `delay`, and returns what a read of it meanwhile returns.
+    /// Writes a byte after `delay`, and returns what a read of it meanwhile returns. If the OS does
+    /// not run the writer in time, the read times out, but not before the stream's timeout has
+    /// passed; then the next read gets the byte.
     async fn read_delayed(one: &TcpStream, other: &Arc<TcpStream>, delay: Duration) -> usize {
         let writer = other.clone();
         let writer = trefoil::go(move || {
             trefoil::time::sleep(delay);
             (&*writer).write_all(b"x").unwrap();
         });
-        let n = read(one, &mut [0; 8]).await.unwrap();
+        let timeout = one.read_timeout().unwrap().unwrap();
+        let n = loop {
+            let start = Instant::now();
+            match read(one, &mut [0; 8]).await {
+                Ok(n) => break n,
+                Err(e) => assert_eq!(e.kind(), ErrorKind::TimedOut),
+            }
+            let elapsed = start.elapsed();
+            assert!(elapsed >= timeout, "a timeout of {timeout:?} ended after {elapsed:?}");
+        };
         writer.await.unwrap();
         n
     }
