@@ -1,10 +1,11 @@
 //! Futex calls by `syscall`, among goroutines and threads.
 
-use crate::common::{MS, runtime, watchdog};
+use crate::common::{MS, runtime, tid, watchdog, yield_until};
 use crate::{NOTHING, check, same_on_both};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -151,24 +152,43 @@ fn futex_call(
     })
 }
 
-/// Threads wait at a word for bit B, and a goroutine for bit A. Sets the word and calls `wake` with
-/// it and with a second word, which has no waiters. Returns whether the waits of all threads ended
-/// before their timeout, and whether the goroutine's did.
+/// Returns whether the thread sleeps in a futex call for `word`.
+fn sleeps_at(tid: i32, word: &AtomicU32) -> bool {
+    // The number of the system call and its arguments, or `running`.
+    let call = std::fs::read_to_string(format!("/proc/self/task/{tid}/syscall")).unwrap();
+    call.starts_with(&format!("{} {:#x} ", libc::SYS_futex, word.as_ptr() as usize))
+}
+
+/// Returns whether the goroutine is parked in a futex call.
+fn is_parked(id: u64) -> bool {
+    trefoil::debug::goroutines().any(|g| g.who.id == id && g.state == "futex wait")
+}
+
+/// Threads wait at a word for bit B, and a goroutine for bit A. When all of them wait, sets the
+/// word and calls `wake` with it and with a second word, which has no waiters. Returns whether the
+/// waits of all threads ended before their timeout, and whether the goroutine's did.
 fn threads_and_a_goroutine(
     threads: usize,
     wake: impl FnOnce(&AtomicU32, &AtomicU32) + Send + 'static,
 ) -> (bool, bool) {
     runtime(2).run(move || {
         let words = Arc::new([const { AtomicU32::new(0) }; 2]);
+        let (tids, started) = channel();
         let on_threads: Vec<_> = (0..threads)
             .map(|_| {
-                let words = words.clone();
-                thread::spawn(move || wait_for_bits(&words[0], BIT_B))
+                let (words, tids) = (words.clone(), tids.clone());
+                thread::spawn(move || {
+                    tids.send(tid()).unwrap();
+                    wait_for_bits(&words[0], BIT_B)
+                })
             })
             .collect();
         let theirs = words.clone();
         let goroutine = trefoil::go(move || wait_for_bits(&theirs[0], BIT_A));
-        thread::sleep(50 * MS);
+        for tid in started.iter().take(threads) {
+            yield_until("a thread to wait", || sleeps_at(tid, &words[0]));
+        }
+        yield_until("the goroutine to wait", || is_parked(goroutine.id()));
         words[0].store(1, SeqCst);
         wake(&words[0], &words[1]);
         let all = on_threads.into_iter().map(|one| trefoil::blocking(|| one.join()).unwrap()).min();
