@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::watchdog;
+use common::{once_in_five, watchdog};
 use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use trefoil::{Runtime, go, time, yield_now};
 
@@ -338,39 +338,52 @@ fn sysmon_closes_its_files_while_sockets_open_and_close() {
 /// and was not woken: the sleep lasted until the computation ended, although a P was idle.
 #[test]
 fn a_sleep_is_not_forgotten_when_its_thread_finds_work() {
+    let _watchdog = watchdog();
+    once_in_five(|| match forgotten_sleeps() {
+        0..=2 => Ok(()),
+        n => Err(format!("{n} sleeps of 2 ms lasted until the computation ended")),
+    });
+}
+
+/// Returns how many of 12 sleeps of 2 ms ended later than a computation of 100 ms, which began at
+/// the same time on another P.
+fn forgotten_sleeps() -> usize {
     const TRIES: u64 = 12;
     const WORK: Duration = Duration::from_millis(100);
-    static WANTED: AtomicU64 = AtomicU64::new(0);
-    let _watchdog = watchdog();
+    // The number of the computation that is wanted, and of the last one that has ended.
+    let (wanted, ended) = (AtomicU64::new(0), Arc::new(AtomicU64::new(0)));
     let runtime = Runtime::builder().procs(2).build().unwrap();
     std::thread::scope(|s| {
         s.spawn(|| {
             for i in 1..=TRIES {
-                while WANTED.load(Ordering::Acquire) < i {
+                while wanted.load(Ordering::Acquire) < i {
                     std::thread::yield_now();
                 }
                 // While the M searches for work, which takes 25 µs.
                 busy(Duration::from_micros(2 * i));
-                let work = runtime.go(|| {
+                let ended = ended.clone();
+                let work = runtime.go(move || {
                     let _held = trefoil::no_preempt();
                     busy(WORK);
+                    ended.store(i, Ordering::Release);
                 });
                 drop(work);
             }
         });
-        let late = runtime.run(|| {
+        runtime.run(|| {
             go(|| time::sleep(Duration::from_secs(1000)));
             let forgotten = |i: u64| {
-                time::sleep(WORK + WORK / 5);
+                while ended.load(Ordering::Acquire) < i - 1 {
+                    time::sleep(Duration::from_millis(5));
+                }
+                time::sleep(WORK / 5);
                 // Another M becomes the idle poller and falls asleep.
                 busy(Duration::from_millis(3));
-                WANTED.store(i, Ordering::Release);
-                let start = Instant::now();
+                wanted.store(i, Ordering::Release);
                 time::sleep(Duration::from_millis(2));
-                start.elapsed() > WORK / 2
+                ended.load(Ordering::Acquire) == i
             };
             (1..=TRIES).filter(|&i| forgotten(i)).count()
-        });
-        assert!(late <= 2, "{late} of {TRIES} sleeps of 2 ms lasted for more than {:?}", WORK / 2);
-    });
+        })
+    })
 }
