@@ -32,16 +32,27 @@ fn send(signal: i32) {
 #[test]
 fn waiting_for_children_needs_no_threads() {
     at_each(|| {
-        let children: Vec<_> = (0..20)
+        const CHILDREN: usize = 20;
+        let (inputs, started) = trefoil::chan::bounded(CHILDREN);
+        let children: Vec<_> = (0..CHILDREN)
             .map(|i| {
+                let inputs = inputs.clone();
                 go(move || {
-                    let mut child = sh(&format!("sleep 0.1; exit {i}")).spawn().unwrap();
+                    // It runs until its standard input is closed.
+                    let mut child =
+                        sh(&format!("cat; exit {i}")).stdin(Stdio::piped()).spawn().unwrap();
+                    inputs.send(child.stdin.take().unwrap()).unwrap();
                     process::wait(&mut child).unwrap().code()
                 })
             })
             .collect();
-        yield_until("all to wait", || trefoil::debug::stats().io_waiters > 0);
-        assert!(trefoil::debug::stats().threads < 20);
+        let inputs: Vec<_> = (0..CHILDREN).map(|_| started.recv().unwrap()).collect();
+        // A thread that has started a child may still be without a P.
+        yield_until("all goroutines to wait for a child without a thread", || {
+            let stats = trefoil::debug::stats();
+            stats.io_waiters == CHILDREN && stats.threads_without_p == 0
+        });
+        drop(inputs);
         for (i, child) in children.into_iter().enumerate() {
             assert_eq!(child.join().unwrap(), Some(i as i32));
         }
