@@ -1,10 +1,10 @@
 //! std's sockets: between goroutines, and between goroutines and threads.
 
-use super::common::{MS, TOO_LONG, join_all, runtime, watchdog};
+use super::common::{MS, TOO_LONG, child_test, join_all, runtime, watchdog};
 use super::{Actor, Started, every_pair, everywhere, is_blocking, until};
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -359,12 +359,17 @@ fn goroutines_and_threads_read_from_one_std_socket() {
 
 #[test]
 fn close_and_dup2_end_a_wait_for_the_descriptor() {
-    let _w = watchdog();
+    child_test!();
     everywhere(|| {
         for how in 0..4 {
             for pause in [0, 0, 0, 2] {
                 let (x, y) = UnixStream::pair().unwrap();
-                let fd = y.into_raw_fd();
+                // From 900 on, so that no other `open` gets the number: the waiter may begin after
+                // the close.
+                // SAFETY: returns a new descriptor, which is closed below.
+                let fd = unsafe { libc::fcntl(y.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 900) };
+                assert!(fd >= 0);
+                drop(y);
                 let began = Arc::new(AtomicBool::new(false));
                 let b = began.clone();
                 let waiter = trefoil::go(move || {
