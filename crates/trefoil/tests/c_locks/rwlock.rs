@@ -1,7 +1,7 @@
 //! Read-write locks.
 
 use super::*;
-use crate::common::{child_test, join_all};
+use crate::common::{child_test, join_all, yield_until};
 use libc::{
     EBUSY, EDEADLK, EINVAL, ETIMEDOUT, pthread_rwlock_rdlock, pthread_rwlock_tryrdlock,
     pthread_rwlock_trywrlock, pthread_rwlock_unlock, pthread_rwlock_wrlock,
@@ -154,16 +154,15 @@ fn a_waiting_writer_precedes_new_readers_if_writers_are_preferred() {
         let order = Arc::new(AtomicUsize::new(0));
         read(lock);
         let (arrived, o) = (Arc::new(AtomicUsize::new(0)), order.clone());
-        let n = arrived.clone();
         let writer = Actor::Goroutine.start(move || {
-            n.fetch_add(1, Ordering::SeqCst);
             write(lock);
             let place = o.fetch_add(1, Ordering::SeqCst);
             unlock(lock);
             place
         });
-        wait_for("the writer to begin", &arrived, 1);
-        thread::sleep(Duration::from_millis(5));
+        yield_until("the writer to wait", || {
+            trefoil::debug::goroutines().any(|g| g.state == "pthread rwlock (write)")
+        });
         let reader = |actor: Actor| {
             let (o, n) = (order.clone(), arrived.clone());
             actor.start(move || {
@@ -175,7 +174,7 @@ fn a_waiting_writer_precedes_new_readers_if_writers_are_preferred() {
             })
         };
         let readers = [reader(a), reader(b)];
-        wait_for("the readers to begin", &arrived, 3);
+        wait_for("the readers to begin", &arrived, 2);
         thread::sleep(Duration::from_millis(5));
         assert_eq!(order.load(Ordering::SeqCst), 0);
         unlock(lock);
