@@ -5,8 +5,11 @@
 //! that says what ran out, and that nothing else is lost.
 
 use crate::common::raw::raw_sleep;
-use crate::common::{Child, child_test, mark};
+use crate::common::{Child, child_test, mark, ms};
+use std::fs::File;
 use std::hint::black_box;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
@@ -503,32 +506,88 @@ fn limit_threads(threads: u64) {
 /// until a blocking call returned.
 #[test]
 fn threads_start_when_the_limit_is_lifted() {
-    const BLOCKED: Duration = Duration::from_secs(10);
-    const LIFTED: Duration = Duration::from_millis(300);
+    const BLOCKED: Duration = Duration::from_secs(30);
+    const MESSAGE: &str = "goroutines wait until one of";
+    static BEGUN: AtomicUsize = AtomicUsize::new(0);
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+    static LIFTED: AtomicBool = AtomicBool::new(false);
     child_test!(limit = LIMIT, |child| {
-        run(child, "lifted", &[]).succeeded().has("goroutines wait until one of");
+        run(child, "lifted", &[]).succeeded().has(MESSAGE);
     });
     no_core_file();
     let runtime = Runtime::builder().procs(2).build().unwrap();
     runtime.run(|| go(yield_now).join().unwrap());
-    let start = Instant::now();
-    let lift = thread::spawn(move || {
-        thread::sleep(LIFTED);
+    let (lift, may_lift) = std::sync::mpsc::channel();
+    let lifter = thread::spawn(move || {
+        may_lift.recv().unwrap();
+        thread::sleep(Duration::from_millis(150));
+        LIFTED.store(true, SeqCst);
         limit_threads(1000);
     });
     no_more_threads();
+    let stderr = Stderr::divert();
     // More goroutines than threads: they block all of them.
-    let blocked: Vec<_> = (0..20).map(|_| runtime.go(|| raw_sleep(BLOCKED)).unwrap()).collect();
-    while start.elapsed() < LIFTED / 2 {
-        std::hint::spin_loop();
+    let block = |_| {
+        let body = || {
+            BEGUN.fetch_add(1, SeqCst);
+            raw_sleep(BLOCKED);
+            ENDED.fetch_add(1, SeqCst);
+        };
+        runtime.go(body).unwrap()
+    };
+    let blocked: Vec<_> = (0..20).map(block).collect();
+    let is_full = || stderr.text().contains(MESSAGE) && BEGUN.load(SeqCst) == ms().len();
+    let start = Instant::now();
+    while !is_full() && start.elapsed() < BLOCKED / 2 {
+        thread::sleep(Duration::from_millis(1));
     }
-    let late = runtime.go(|| trefoil::time::sleep(Duration::from_millis(50))).unwrap();
-    late.join().unwrap();
-    assert!(start.elapsed() > LIFTED, "the runtime had a free thread before the limit was lifted");
-    assert!(start.elapsed() < BLOCKED - LIFTED, "took {:?}", start.elapsed());
-    lift.join().unwrap();
+    let was_full = is_full();
+    stderr.restore();
+    assert!(was_full, "{} goroutines block the threads {:?}", BEGUN.load(SeqCst), ms());
+    let late = runtime.go(|| {
+        let was_lifted = LIFTED.load(SeqCst);
+        trefoil::time::sleep(Duration::from_millis(50));
+        was_lifted
+    });
+    lift.send(()).unwrap();
+    let was_lifted = late.unwrap().join().unwrap();
+    assert!(was_lifted, "the runtime had a free thread before the limit was lifted");
+    assert_eq!(ENDED.load(SeqCst), 0, "the goroutine waited until a blocking call returned");
+    lifter.join().unwrap();
     drop(blocked);
     done();
+}
+
+/// This process writes to a file instead of stderr.
+struct Stderr {
+    original: OwnedFd,
+    file: File,
+}
+
+impl Stderr {
+    fn divert() -> Stderr {
+        // SAFETY: a name with a terminator; new descriptors without another owner.
+        unsafe {
+            let original = OwnedFd::from_raw_fd(libc::dup(2));
+            let file = File::from_raw_fd(libc::memfd_create(c"stderr".as_ptr(), 0));
+            assert_eq!(libc::dup2(file.as_raw_fd(), 2), 2);
+            Stderr { original, file }
+        }
+    }
+
+    /// Returns what the process has written since [`Stderr::divert`].
+    fn text(&self) -> String {
+        let mut bytes = [0; 4096];
+        let n = self.file.read_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes[..n]).into_owned()
+    }
+
+    /// Diverts it no longer, and writes the text to stderr.
+    fn restore(self) {
+        // SAFETY: descriptors of this process.
+        assert_eq!(unsafe { libc::dup2(self.original.as_raw_fd(), 2) }, 2);
+        mark(&self.text());
+    }
 }
 
 #[test]
