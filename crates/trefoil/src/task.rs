@@ -12,16 +12,19 @@
 //! carrier is preempted after 10 ms. So there is no `spawn_blocking` here.
 //!
 //! ```
-//! use std::time::{Duration, Instant};
+//! use std::sync::{Arc, Barrier};
 //! use trefoil::task;
 //!
 //! trefoil::run(|| {
-//!     let start = Instant::now();
-//!     let tasks: Vec<_> = (0..64)
-//!         .map(|_| task::spawn(async { std::thread::sleep(Duration::from_millis(20)) }))
-//!         .collect();
-//!     tasks.into_iter().for_each(|task| task.join().unwrap());
-//!     assert!(start.elapsed() < Duration::from_millis(500)); // Not 64 × 20 ms.
+//!     let barrier = Arc::new(Barrier::new(64));
+//!     let wait = |_| {
+//!         let barrier = barrier.clone();
+//!         // Blocks until 64 tasks wait at the same time.
+//!         task::spawn(async move { barrier.wait().is_leader() })
+//!     };
+//!     let tasks: Vec<_> = (0..64).map(wait).collect();
+//!     let leaders = tasks.into_iter().filter(|task| task.join().unwrap()).count();
+//!     assert_eq!(leaders, 1);
 //! });
 //! ```
 //!
