@@ -3,14 +3,12 @@
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Query;
 use axum::routing::{get, post};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::{Request, Response, StatusCode, Version};
-use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,18 +24,69 @@ use trefoil_hyper::TrefoilExecutor;
 const MS: Duration = Duration::from_millis(1);
 
 fn router() -> Router {
+    router_with(Arc::default())
+}
+
+fn router_with(gate: Arc<Gate>) -> Router {
     Router::new()
         .route("/", get(|| async { "hello" }))
         .route("/echo", post(|body: Bytes| async move { body }))
-        .route("/wait", get(wait))
+        .route("/gate", get(move || pass(gate.clone())))
         .route("/block", get(|| async { std::thread::sleep(50 * MS) }))
         .route("/spin", get(|| async { spin(50 * MS) }))
         .route("/large", get(|| async { vec![7_u8; 16 << 20] }))
 }
 
-async fn wait(Query(query): Query<HashMap<String, u64>>) -> &'static str {
-    sleep_async(Duration::from_millis(query["ms"])).await;
-    "waited"
+/// Holds the requests for `/gate` in their handlers until the test opens it.
+#[derive(Default)]
+struct Gate {
+    arrived: AtomicUsize,
+    open: AtomicBool,
+}
+
+impl Gate {
+    /// Waits until `n` requests have reached their handlers.
+    async fn wait_for(&self, n: usize) {
+        until("the requests reach their handlers", || self.arrived.load(Ordering::SeqCst) == n)
+            .await;
+    }
+
+    fn open(&self) {
+        self.open.store(true, Ordering::SeqCst);
+    }
+}
+
+async fn pass(gate: Arc<Gate>) -> &'static str {
+    gate.arrived.fetch_add(1, Ordering::SeqCst);
+    until("the test opens the gate", || gate.open.load(Ordering::SeqCst)).await;
+    "passed"
+}
+
+/// Waits for a condition. Panics if it does not hold after a minute.
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "did not happen: {what}");
+        sleep_async(MS).await;
+    }
+}
+
+/// Makes up to five attempts at a measurement that a busy machine can spoil. Prints each failure.
+#[track_caller]
+fn once_in_five(mut attempt: impl FnMut() -> Result<(), String>) {
+    let place = std::panic::Location::caller();
+    let mut errors = Vec::new();
+    for n in 1..=5 {
+        match attempt() {
+            Ok(()) => return,
+            Err(e) => {
+                // Past libtest's capture.
+                let _ = writeln!(std::io::stderr(), "{place}: attempt {n} of 5: {e}");
+                errors.push(e);
+            }
+        }
+    }
+    panic!("all five attempts failed:\n{}", errors.join("\n"));
 }
 
 fn spin(d: Duration) {
@@ -50,6 +99,7 @@ fn spin(d: Duration) {
 /// A server of [`router`], which ends with `cancel`.
 struct Server {
     address: SocketAddr,
+    gate: Arc<Gate>,
     cancel: Cancel,
     handle: JoinHandle<std::io::Result<()>>,
 }
@@ -63,13 +113,15 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (ctx, cancel) = Context::background().with_cancel();
+        let gate = Arc::<Gate>::default();
+        let router = router_with(gate.clone());
         let handle = trefoil::go(move || {
-            trefoil_hyper::serve(listener, router())
+            trefoil_hyper::serve(listener, router)
                 .header_read_timeout(header_read_timeout)
                 .shutdown_on(&ctx)
                 .run()
         });
-        Server { address, cancel, handle }
+        Server { address, gate, cancel, handle }
     }
 
     /// Ends it, and waits for all its connections.
@@ -132,22 +184,22 @@ fn http2_serves_many_streams_of_a_connection_at_once() {
             let stream = TcpStream::connect_async(server.address).await.unwrap();
             let (client, connection) = http2::handshake(TrefoilExecutor, stream).await.unwrap();
             let connection = task::spawn(connection);
-            let start = Instant::now();
             let requests: Vec<_> = (0..50)
                 .map(|_| {
                     let mut client = client.clone();
                     task::spawn(async move {
-                        let response = client.send_request(request("/wait?ms=20")).await.unwrap();
+                        let response = client.send_request(request("/gate")).await.unwrap();
                         assert_eq!(response.version(), Version::HTTP_2);
-                        assert_eq!(text(response).await, "waited");
+                        assert_eq!(text(response).await, "passed");
                     })
                 })
                 .collect();
+            // No handler returns before all have begun.
+            server.gate.wait_for(50).await;
+            server.gate.open();
             for request in requests {
                 request.await.unwrap();
             }
-            let elapsed = start.elapsed();
-            assert!(elapsed < 50 * 20 * MS, "one after the other: {elapsed:?}");
             drop(client);
             connection.await.unwrap().unwrap();
         });
@@ -188,22 +240,25 @@ fn shutdown_finishes_requests_in_flight_and_closes_idle_connections() {
             for _ in 0..4 {
                 let mut client = server.connect().await;
                 busy.push(task::spawn(async move {
-                    text(client.send_request(request("/wait?ms=150")).await.unwrap()).await
+                    text(client.send_request(request("/gate")).await.unwrap()).await
                 }));
             }
             let stream = TcpStream::connect_async(address).await.unwrap();
             let (mut h2, connection) = http2::handshake(TrefoilExecutor, stream).await.unwrap();
             drop(task::spawn(connection));
             busy.push(task::spawn(async move {
-                text(h2.send_request(request("/wait?ms=150")).await.unwrap()).await
+                text(h2.send_request(request("/gate")).await.unwrap()).await
             }));
-            // The requests have reached their handlers.
-            sleep_async(50 * MS).await;
-            let start = Instant::now();
-            server.stop_async().await;
-            assert!(start.elapsed() < Duration::from_secs(10));
+            server.gate.wait_for(5).await;
+            let Server { gate, cancel, handle, .. } = server;
+            cancel.cancel();
+            // Until the server has seen it: then it accepts no connection.
+            until("new connections are refused", || TcpStream::connect(address).is_err()).await;
+            assert!(!handle.is_finished(), "the server waits for its requests");
+            gate.open();
+            handle.await.unwrap().unwrap();
             for task in busy {
-                assert_eq!(task.await.unwrap(), "waited");
+                assert_eq!(task.await.unwrap(), "passed");
             }
             assert!(
                 idle.send_request(request("/")).await.is_err(),
@@ -213,13 +268,6 @@ fn shutdown_finishes_requests_in_flight_and_closes_idle_connections() {
             assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         });
     });
-}
-
-impl Server {
-    async fn stop_async(self) {
-        self.cancel.cancel();
-        self.handle.await.unwrap().unwrap();
-    }
 }
 
 /// Returns the latency of fast requests, sorted, while 8 clients request `path` again and again.
@@ -243,8 +291,8 @@ fn latencies_beside(path: &'static str) -> Vec<Duration> {
             .collect();
         let mut latencies = trefoil::block_on(async {
             let mut client = server.connect().await;
-            // All slow handlers are at work.
-            sleep_async(30 * MS).await;
+            until("each slow client is served", || served.load(Ordering::Relaxed) >= 8).await;
+            let before = served.load(Ordering::Relaxed);
             let mut latencies = Vec::new();
             let end = Instant::now() + Duration::from_millis(1000);
             while Instant::now() < end {
@@ -253,11 +301,12 @@ fn latencies_beside(path: &'static str) -> Vec<Duration> {
                 text(client.send_request(request("/")).await.unwrap()).await;
                 latencies.push(start.elapsed());
             }
+            let after = served.load(Ordering::Relaxed);
+            assert!(after > before, "the slow requests are served too");
             latencies
         });
         stop.store(true, Ordering::Relaxed);
         slow.into_iter().for_each(|task| task.join().unwrap());
-        assert!(served.load(Ordering::Relaxed) >= 8, "the slow requests were served too");
         Arc::into_inner(server).unwrap().stop();
         latencies.sort();
         latencies
@@ -273,19 +322,23 @@ fn report(name: &str, latencies: &[Duration]) -> Duration {
 
 #[test]
 fn handlers_that_block_their_thread_stall_no_other_request() {
-    let latencies = latencies_beside("/block");
-    let p99 = report("beside 8 handlers that sleep 50 ms", &latencies);
-    // On a quiet machine below 2 ms. If the handlers stalled others, 50 ms and more.
-    assert!(p99 < 25 * MS, "{p99:?}");
+    once_in_five(|| {
+        let latencies = latencies_beside("/block");
+        let p99 = report("beside 8 handlers that sleep 50 ms", &latencies);
+        // On a quiet machine below 2 ms. If the handlers stalled others, 50 ms and more.
+        if p99 < 25 * MS { Ok(()) } else { Err(format!("p99 {p99:?}")) }
+    });
 }
 
 #[test]
 fn handlers_that_compute_stall_no_other_request() {
-    let latencies = latencies_beside("/spin");
-    let p99 = report("beside 8 handlers that spin 50 ms", &latencies);
-    // Each P divides its time among the handlers in slices of 10 ms. Without preemption, a request
-    // would wait for several handlers of 50 ms.
-    assert!(p99 < 200 * MS, "{p99:?}");
+    once_in_five(|| {
+        let latencies = latencies_beside("/spin");
+        let p99 = report("beside 8 handlers that spin 50 ms", &latencies);
+        // Each P divides its time among the handlers in slices of 10 ms. Without preemption, a
+        // request would wait for several handlers of 50 ms.
+        if p99 < 200 * MS { Ok(()) } else { Err(format!("p99 {p99:?}")) }
+    });
 }
 
 #[test]
@@ -319,8 +372,9 @@ fn clients_that_go_away_leave_nothing_behind() {
 fn a_client_that_sends_its_request_too_slowly_is_disconnected() {
     trefoil::run(|| {
         let server = Server::start_with(50 * MS);
-        let mut stream = TcpStream::connect(server.address).unwrap();
+        // Before the connection exists: the server may measure from then on.
         let start = Instant::now();
+        let mut stream = TcpStream::connect(server.address).unwrap();
         stream.write_all(b"GET / HT").unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
@@ -334,16 +388,17 @@ fn a_client_that_sends_its_request_too_slowly_is_disconnected() {
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
-/// Starts a server whose time limits are `limit`.
-fn start_with_limits(limit: Option<Duration>) -> Server {
+/// Starts a server with a limit for reading a head, and an interval of HTTP/2 pings.
+fn start_with_limits(head: Option<Duration>, ping: Option<Duration>) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (ctx, cancel) = Context::background().with_cancel();
-    let server = trefoil_hyper::serve(listener, router())
-        .header_read_timeout(limit)
-        .http2_keep_alive(limit, 500 * MS)
+    let gate = Arc::<Gate>::default();
+    let server = trefoil_hyper::serve(listener, router_with(gate.clone()))
+        .header_read_timeout(head)
+        .http2_keep_alive(ping, 500 * MS)
         .shutdown_on(&ctx);
-    Server { address, cancel, handle: trefoil::go(move || server.run()) }
+    Server { address, gate, cancel, handle: trefoil::go(move || server.run()) }
 }
 
 #[test]
@@ -361,7 +416,7 @@ fn a_client_that_stops_sending_is_disconnected() {
     ];
     let first_bytes = first_bytes.map(<[u8]>::to_vec);
     trefoil::run(move || {
-        let server = start_with_limits(Some(50 * MS));
+        let server = start_with_limits(Some(50 * MS), Some(50 * MS));
         let clients = first_bytes.map(|bytes| {
             let start = Instant::now();
             let mut stream = TcpStream::connect(server.address).unwrap();
@@ -386,7 +441,7 @@ fn a_client_that_stops_sending_is_disconnected() {
 #[test]
 fn a_client_of_http1_may_begin_like_http2_and_pause_in_its_body() {
     trefoil::run(|| {
-        let server = start_with_limits(Some(2000 * MS));
+        let server = start_with_limits(Some(2000 * MS), Some(2000 * MS));
         let mut stream = TcpStream::connect(server.address).unwrap();
         stream.set_nodelay(true).unwrap();
         let head =
@@ -408,7 +463,7 @@ fn a_client_of_http1_may_begin_like_http2_and_pause_in_its_body() {
 #[test]
 fn a_client_that_answers_pings_keeps_its_idle_connection() {
     trefoil::run(|| {
-        let server = start_with_limits(Some(50 * MS));
+        let server = start_with_limits(Some(Duration::from_secs(30)), Some(50 * MS));
         trefoil::block_on(async {
             let stream = TcpStream::connect_async(server.address).await.unwrap();
             let (mut client, connection) = http2::handshake(TrefoilExecutor, stream).await.unwrap();
@@ -423,7 +478,7 @@ fn a_client_that_answers_pings_keeps_its_idle_connection() {
 #[test]
 fn silent_clients_are_kept_without_time_limits_and_end_with_the_server() {
     trefoil::run(|| {
-        let server = start_with_limits(None);
+        let server = start_with_limits(None, None);
         for bytes in [&b""[..], b"G", b"PRI * HT"] {
             let mut stream = TcpStream::connect(server.address).unwrap();
             stream.write_all(bytes).unwrap();
