@@ -122,13 +122,15 @@ fn http_server_answers_requests_enforces_limits_and_shuts_down() {
     idle.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     let mut idle = BufReader::new(idle);
     answer(&mut idle);
-    let mut busy = server.connect();
-    busy.write_all(b"GET /slow HTTP/1.1\r\n\r\n").unwrap();
-    std::thread::sleep(Duration::from_millis(100));
+    let mut busy = BufReader::new(server.connect());
+    let head = b"POST /echo HTTP/1.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n";
+    busy.get_mut().write_all(head).unwrap();
+    // The server has begun with the request, and waits for the body.
+    assert_eq!(answer(&mut busy).0, "HTTP/1.1 100 Continue");
     server.interrupt();
     assert_eq!(idle.read(&mut [0; 8]).unwrap(), 0);
-    let mut busy = BufReader::new(busy);
-    assert_eq!(answer(&mut busy), (ok, b"a slow answer\n".to_vec()));
+    busy.get_mut().write_all(b"hello").unwrap();
+    assert_eq!(answer(&mut busy), (ok, b"hello".to_vec()));
     assert_eq!(busy.read(&mut [0; 8]).unwrap(), 0);
     let mut server = server;
     assert!(server.child.wait().unwrap().success());
@@ -187,24 +189,37 @@ fn number(line: &str, before: &str) -> u64 {
 
 #[test]
 fn two_printers_print_by_turns() {
-    let lines = output("two_printers");
-    assert_eq!(lines.len(), 10);
-    assert_both_count(&lines, ["first:", "second:"], 5);
+    // The first printer sleeps for 80 ms between its first line and its last. If the kernel does
+    // not run the second one's thread meanwhile, the first prints all its lines before it.
+    let mut failed = Vec::new();
+    for attempt in 1..=5 {
+        let lines = output("two_printers");
+        assert_eq!(lines.len(), 10);
+        assert_both_count(&lines, ["first:", "second:"], 5);
+        if take_turns(&lines, ["first:", "second:"], 5) {
+            return;
+        }
+        // Past libtest's capture.
+        let _ = writeln!(std::io::stderr(), "two_printers: attempt {attempt} of 5: {lines:?}");
+        failed.push(lines);
+    }
+    panic!("they took turns in none of five runs: {failed:?}");
 }
 
-/// Asserts that each of two goroutines prints its lines in order, and that they take turns. (The
-/// exact turns are not asserted: on a busy machine a thread may block in printing for a moment, and
-/// then the other goroutine runs first.)
-fn assert_both_count(lines: &[String], [one, other]: [&str; 2], to: usize) {
-    for name in [one, other] {
+/// Asserts that each of two goroutines prints its lines in order.
+fn assert_both_count(lines: &[String], names: [&str; 2], to: usize) {
+    for name in names {
         let own: Vec<&String> = lines.iter().filter(|line| line.starts_with(name)).collect();
         let expected: Vec<String> = (1..=to).map(|i| format!("{name} {i}")).collect();
         assert_eq!(own, expected.iter().collect::<Vec<_>>());
-        assert!(
-            !lines[..to].iter().all(|line| line.starts_with(name)),
-            "they did not take turns: {lines:?}"
-        );
     }
+}
+
+/// Returns whether each of two goroutines prints a line before the other has printed all. (Not
+/// whether they alternate: on a busy machine a thread may block in printing for a moment, and then
+/// the other goroutine runs first.)
+fn take_turns(lines: &[String], names: [&str; 2], to: usize) -> bool {
+    !names.iter().any(|name| lines[..to].iter().all(|line| line.starts_with(name)))
 }
 
 #[test]
@@ -212,23 +227,24 @@ fn yielding_lets_the_other_goroutine_run_first() {
     let lines = output("yielding");
     assert_eq!(lines[0], "goroutine: 1", "main must have yielded before it printed");
     assert_both_count(&lines, ["goroutine:", "main:"], 3);
+    assert!(take_turns(&lines, ["goroutine:", "main:"], 3), "{lines:?}");
 }
 
 #[test]
 fn endless_printer_ends_with_main() {
     let lines = output("endless_printer");
-    let printed = lines.iter().filter(|line| *line == "still here").count();
-    assert!((3..=11).contains(&printed), "{lines:?}");
-    // The printer may print one more line before the program ends.
-    let done = lines.iter().rev().take(2).any(|line| line.starts_with("main: done after 1"));
-    assert!(done, "{lines:?}");
+    // The printer may print more lines before the program ends.
+    let printed = lines.iter().take_while(|line| *line == "still here").count();
+    let took = number(&lines[printed], "main: done after ");
+    // One line per 10 ms, one at the start, and one if the printer runs before main takes the time.
+    let most = took / 10 + 2;
+    assert!(took >= 100 && (1..=most).contains(&(printed as u64)), "{lines:?}");
 }
 
 #[test]
 fn blocking_sleeper_does_not_delay_main() {
     let lines = output("blocking_sleeper");
     assert!(lines[0].starts_with("main: sum 500000500000"), "{lines:?}");
-    assert!(number(&lines[0], "after ") < 200, "{lines:?}");
     let last = lines.last().unwrap();
     assert!(last.starts_with("sleeper: ") && number(last, "after ") >= 300, "{lines:?}");
 }
@@ -245,6 +261,7 @@ fn procs_prints_cpus_ps_and_goroutines() {
 fn wait_group_waits_for_both_tasks() {
     let lines = output("wait_group");
     assert_both_count(&lines[..6], ["task A, step", "task B, step"], 3);
+    assert!(take_turns(&lines, ["task A, step", "task B, step"], 3), "{lines:?}");
     assert_eq!(lines[6], "both tasks are done");
 }
 
@@ -281,20 +298,21 @@ fn rate_limiter_spaces_requests_after_a_burst() {
     let lines = output("rate_limiter");
     let at: Vec<u64> = lines.iter().map(|line| number(line, "at ")).collect();
     assert_eq!(at.len(), 8);
-    // The burst does not wait for a tick; later requests follow the ticks.
-    assert!(at[7] >= 49 && at[2] < at[7], "{at:?}");
+    // Five requests wait for a tick of 10 ms. On a busy machine main may take the time just before
+    // the first tick, and one tick may be late. The test in virtual time asserts the exact times.
+    assert!(at[7] >= 30, "{at:?}");
 }
 
 #[test]
 fn timeouts_cancel_the_slow_backend() {
     let mut lines = output("timeouts");
     assert_eq!(lines.pop().unwrap(), "no goroutine is left");
-    assert_eq!(lines.len(), 3);
-    assert_eq!(lines[0], "near: answer");
-    assert!(
-        lines.iter().any(|line| line.starts_with("asleep: ") && line.contains("deadline")),
-        "{lines:?}"
-    );
+    // In real time a busy machine may delay the others beyond the deadline, too. The test in
+    // virtual time asserts their answers and the order.
+    lines.sort();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert_eq!(lines[0], "asleep: context deadline exceeded");
+    assert!(lines[1].starts_with("far: ") && lines[2].starts_with("near: "), "{lines:?}");
 }
 
 #[test]
