@@ -10,9 +10,10 @@
 //! The first argument is the address, or `env` to leave it to the environment. The second is the
 //! number of idle goroutines, and the third for how many seconds the program runs.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use trefoil::chan::{Receiver, bounded};
-use trefoil::sync::Mutex;
+use trefoil::sync::{Barrier, Mutex};
 use trefoil::time::sleep;
 
 static TOTAL: Mutex<u64> = Mutex::new(0);
@@ -40,8 +41,11 @@ fn main() {
             trefoil::go(move || never.recv());
         }
         trefoil::go(leak);
-        trefoil::go(|| lock_both(&ONE, &OTHER));
-        trefoil::go(|| lock_both(&OTHER, &ONE));
+        let both_hold_one = Arc::new(Barrier::new(2));
+        for (first, second) in [(&ONE, &OTHER), (&OTHER, &ONE)] {
+            let both_hold_one = both_hold_one.clone();
+            trefoil::go(move || lock_both(first, second, &both_hold_one));
+        }
         let start = Instant::now();
         for job in 0.. {
             if seconds.is_some_and(|seconds| start.elapsed() > Duration::from_secs(seconds)) {
@@ -78,8 +82,8 @@ fn leak() {
 }
 
 /// Two goroutines that do it in a different order wait for each other.
-fn lock_both(first: &Mutex<()>, second: &Mutex<()>) {
+fn lock_both(first: &Mutex<()>, second: &Mutex<()>, both_hold_one: &Barrier) {
     let _first = first.lock();
-    sleep(Duration::from_millis(100));
+    both_hold_one.wait();
     let _second = second.lock();
 }

@@ -142,7 +142,8 @@ fn metrics_are_openmetrics() {
         let late = &families["trefoil_timers_latency_seconds"];
         assert_eq!((late.kind.as_str(), late.unit.as_str()), ("histogram", "seconds"));
         let count = late.samples.iter().find(|(name, ..)| name.ends_with("_count")).unwrap();
-        assert!(count.2 >= 5.0);
+        // A sleep that begins after its due time needs no timer.
+        assert!(count.2 >= 1.0);
         assert_eq!(families["trefoil_p_slices"].kind, "counter");
         assert_eq!(families.values().filter(|f| f.kind == "histogram").count(), 4);
     });

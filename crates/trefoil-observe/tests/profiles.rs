@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use trefoil::sync::Mutex;
+use trefoil::sync::{Barrier, Mutex};
 use trefoil::time::sleep;
 
 #[inline(never)]
@@ -174,10 +174,13 @@ fn a_certain_deadlock_is_told_in_words() {
     static A: Mutex<()> = Mutex::new(());
     static B: Mutex<()> = Mutex::new(());
     with_server(settings(), |address| {
+        let both = Arc::new(Barrier::new(2));
         let stuck = |first: &'static Mutex<()>, second: &'static Mutex<()>| {
+            let both = both.clone();
             let stuck = trefoil::go(move || {
                 let _first = first.lock();
-                sleep(Duration::from_millis(100));
+                // Each holds its first mutex.
+                both.wait();
                 drop(second.lock());
             });
             stuck.id()

@@ -87,8 +87,9 @@ fn a_request_that_is_too_long_is_refused() {
 #[test]
 fn a_client_that_sends_byte_by_byte_is_cut_off() {
     with_server(settings().request_time(Duration::from_millis(500)), |address| {
-        let mut stream = connect(address);
+        // Before the connection exists: the server may measure from then on.
         let start = Instant::now();
+        let mut stream = connect(address);
         let status = loop {
             // Never a whole request.
             if stream.write_all(b"G").is_err() {

@@ -62,9 +62,14 @@ pub(crate) fn waiting(sched: &Sched, max: usize) -> (Vec<Goroutine>, usize) {
 ///     for _ in 0..100 {
 ///         trefoil::go(|| sleep(Duration::from_secs(3600)));
 ///     }
-///     sleep(Duration::from_millis(50));
-///     let groups = trefoil::debug::groups();
-///     assert_eq!((groups[0].count, groups[0].state), (100, "sleep"));
+///     // Until all of them sleep.
+///     let groups = loop {
+///         let groups = trefoil::debug::groups();
+///         if (groups[0].count, groups[0].state) == (100, "sleep") {
+///             break groups;
+///         }
+///         sleep(Duration::from_millis(1));
+///     };
 ///     println!("{}", groups[0]);
 /// });
 /// ```
