@@ -183,22 +183,33 @@ async fn a_ticker_continues_beside_tasks_that_compute() {
 
 #[trefoil::test(tokio, procs = 2)]
 async fn a_std_mutex_held_over_a_sleep_stalls_only_its_waiters() {
-    let (mutex, ended) = (Arc::new(Mutex::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (mutex, begun) = (Arc::new(Mutex::new(0)), Arc::new(AtomicUsize::new(0)));
+    let may_end = Arc::new(AtomicBool::new(false));
+    let limit = Instant::now() + Duration::from_secs(60);
     let tasks: Vec<_> = (0..10)
         .map(|_| {
-            let (mutex, ended) = (mutex.clone(), ended.clone());
+            let (mutex, begun, may_end) = (mutex.clone(), begun.clone(), may_end.clone());
             tokio::spawn(async move {
+                begun.fetch_add(1, SeqCst);
                 let mut n = mutex.lock().unwrap();
-                std::thread::sleep(Duration::from_millis(20));
+                while !may_end.load(SeqCst) && Instant::now() < limit {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 *n += 1;
-                ended.fetch_add(1, SeqCst);
             })
         })
         .collect();
     let sleep = || tokio::time::sleep(Duration::from_millis(1));
+    // One holds the mutex, and the others wait for it. On two threads, only two would have begun.
+    within(async {
+        while begun.load(SeqCst) < 10 || mutex.try_lock().is_ok() {
+            sleep().await;
+        }
+    })
+    .await;
     within(tokio::spawn(async move { sleep().await })).await.unwrap();
-    // On two threads, all of them would have ended.
-    assert!(ended.load(SeqCst) < 10);
+    assert!(tasks.iter().all(|task| !task.is_finished()));
+    may_end.store(true, SeqCst);
     for task in tasks {
         within(task).await.unwrap();
     }
