@@ -10,8 +10,8 @@ use crate::report::Report;
 pub(crate) const CHILD: &str = "TREFOIL_TOUR_DEADLOCK";
 
 /// The child must have ended by then. It may need seconds for the symbols of its stacks: this
-/// limit only ends a child that hangs.
-const LIMIT: Duration = Duration::from_secs(60);
+/// limit only ends a child that hangs, before the limit of a scene (30 s) ends this process.
+const LIMIT: Duration = Duration::from_secs(25);
 
 /// The child's part: two goroutines that wait for each other.
 pub(crate) fn deadlock_now() {
