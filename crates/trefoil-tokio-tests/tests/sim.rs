@@ -22,6 +22,14 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(future)
 }
 
+/// Runs a future on a new runtime of tokio's with one thread. Its runs can be repeated exactly:
+/// between several workers, tokio chooses by random numbers that depend on how many runtimes the
+/// process has had.
+fn block_on_one<T>(future: impl Future<Output = T>) -> T {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(future)
+}
+
 /// Returns every five bytes to their sender, after `delay`.
 async fn echo(delay: Duration) {
     let listener = TcpListener::bind("0.0.0.0:80").await.unwrap();
@@ -108,11 +116,11 @@ fn a_partition_ends_calls_by_their_timeout() {
 #[test]
 fn the_order_of_answers_depends_on_the_seed_and_is_replayed() {
     let program = || {
-        sim::host("server", || block_on(echo(SECOND)));
+        sim::host("server", || block_on_one(echo(SECOND)));
         sim::settle();
         let order = Arc::new(Mutex::new(Vec::new()));
         let of_clients = order.clone();
-        block_on(async move {
+        block_on_one(async move {
             let clients = (0..4).map(|i| {
                 let order = of_clients.clone();
                 tokio::spawn(async move {
