@@ -380,7 +380,7 @@ fn snapshots_beside_busy_writers_are_consistent() {
     rt.go(run).unwrap().join().unwrap();
 }
 
-/// A snapshot takes not much longer than to copy its memory: 16 MiB in 3 to 5 ms.
+/// A snapshot takes not much longer than to copy its memory: 16 MiB in 4 to 5 ms.
 #[test]
 #[ignore = "measures time"]
 fn a_snapshot_is_as_fast_as_a_copy() {
@@ -989,8 +989,8 @@ fn an_exact_clock_gives_exact_times() {
     assert_eq!(errors, [Duration::ZERO; 3]);
 }
 
-/// Fails if a search, an idle P or the end of a slice has no clock: then the time of those who ran
-/// is not known, or ends with the next event.
+/// Fails if a search, an idle P or the end of a slice has no clock: then it is not known how long a
+/// goroutine ran, or its time ends with the next event.
 #[test]
 fn sparse_clocks_tell_who_used_the_time_of_a_p() {
     let _watchdog = watchdog();
