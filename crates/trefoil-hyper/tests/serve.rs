@@ -1,10 +1,14 @@
 //! Serving axum routers over loopback: HTTP/1 and HTTP/2, shutdown, handlers that block, clients
 //! that are slow or go away.
 
+#[path = "../../trefoil/tests/common/mod.rs"]
+mod common;
+
 use axum::Router;
 use axum::body::Body;
 use axum::routing::{get, post};
 use bytes::Bytes;
+use common::{once_in_five, spin};
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
@@ -68,31 +72,6 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
     while !condition() {
         assert!(start.elapsed() < Duration::from_secs(60), "did not happen: {what}");
         sleep_async(MS).await;
-    }
-}
-
-/// Makes up to five attempts at a measurement that a busy machine can spoil. Prints each failure.
-#[track_caller]
-fn once_in_five(mut attempt: impl FnMut() -> Result<(), String>) {
-    let place = std::panic::Location::caller();
-    let mut errors = Vec::new();
-    for n in 1..=5 {
-        match attempt() {
-            Ok(()) => return,
-            Err(e) => {
-                // Past libtest's capture.
-                let _ = writeln!(std::io::stderr(), "{place}: attempt {n} of 5: {e}");
-                errors.push(e);
-            }
-        }
-    }
-    panic!("all five attempts failed:\n{}", errors.join("\n"));
-}
-
-fn spin(d: Duration) {
-    let end = Instant::now() + d;
-    while Instant::now() < end {
-        std::hint::spin_loop();
     }
 }
 
