@@ -243,6 +243,8 @@ pub(crate) struct Sched {
     pub(crate) wait_check: wait::holder::WaitCheck,
     /// Set if the threads of this runtime have a real-time policy (`sys/realtime.rs`).
     pub(crate) realtime: Option<Realtime>,
+    /// The kernel has refused to start threads for a while, and may go on to do so.
+    pub(crate) threads_refused: AtomicBool,
     /// The message that no thread can be started was printed.
     no_threads_reported: AtomicBool,
     pub(crate) config: Config,
@@ -315,6 +317,7 @@ impl Sched {
             wait_check: wait::holder::WaitCheck::new(helper),
             poller,
             realtime: Realtime::of_this_thread(),
+            threads_refused: AtomicBool::new(false),
             no_threads_reported: AtomicBool::new(false),
             config,
             simulation: config.simulation.map(|o| Box::new(simulation::Simulation::new(o))),

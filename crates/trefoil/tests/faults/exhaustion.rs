@@ -558,6 +558,38 @@ fn threads_start_when_the_limit_is_lifted() {
     done();
 }
 
+/// As long as the kernel refused threads, the P ran only goroutines that were stopped in libc, one
+/// after the other: no other goroutine, no timer and no descriptor got its turn.
+#[test]
+fn goroutines_in_libc_leave_turns_to_others_without_new_threads() {
+    child_test!(limit = LIMIT, |child| {
+        run(child, "in libc", &[]).succeeded();
+    });
+    no_core_file();
+    let runtime = Runtime::builder().procs(1).build().unwrap();
+    runtime.run(|| go(yield_now).join().unwrap());
+    no_more_threads();
+    static STOP: AtomicBool = AtomicBool::new(false);
+    runtime.run(|| {
+        let fill = || {
+            let mut buffer = vec![0u8; 8 << 20];
+            while !STOP.load(SeqCst) {
+                // SAFETY: memory of this goroutine.
+                unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
+            }
+        };
+        let busy: Vec<_> = (0..4).map(|_| go(fill)).collect();
+        // Long enough for the kernel's refusals to count as lasting.
+        let end = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < end {
+            trefoil::time::sleep(Duration::from_millis(1));
+        }
+        STOP.store(true, SeqCst);
+        busy.into_iter().for_each(|g| g.join().unwrap());
+    });
+    done();
+}
+
 /// This process writes to a file instead of stderr.
 struct Stderr {
     original: OwnedFd,

@@ -235,6 +235,8 @@ fn helper_main(sched: &Arc<Sched>) {
             NEVER
         } else {
             retry_nanos = (2 * retry_nanos).min(RETRY_MAX_NANOS);
+            // This may last for ever.
+            sched.threads_refused.store(retry_nanos == RETRY_MAX_NANOS, Ordering::Relaxed);
             now() + retry_nanos
         };
         let requests = sched.helper.requests.swap(0, Ordering::Acquire);
@@ -292,6 +294,7 @@ fn start_threads(sched: &Arc<Sched>) -> bool {
     loop {
         let central = sched.central.lock();
         if sched.is_drained() || !sched.wants_thread(&central) {
+            sched.threads_refused.store(false, Ordering::Relaxed);
             return true;
         }
         if let Err(e) = start_thread(sched, central) {

@@ -515,10 +515,10 @@ impl Sched {
         self.spares.load(Ordering::Relaxed) > self.stopped_in_libc.load(Ordering::Relaxed)
     }
 
-    /// Returns whether there are as many Ms as allowed. Then a shortage of Ms may last, and
-    /// goroutines that were stopped in libc alternate with others.
+    /// Returns whether there are as many Ms as allowed, or as the kernel allows at present. Then a
+    /// shortage of Ms may last, and goroutines that were stopped in libc alternate with others.
     pub(crate) fn has_all_threads(&self) -> bool {
-        self.threads() >= self.config.max_threads
+        self.threads_refused.load(Ordering::Relaxed) || self.threads() >= self.config.max_threads
     }
 
     /// Returns whether an M that gets a P must begin with a goroutine that was stopped in libc.
