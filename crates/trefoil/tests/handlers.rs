@@ -12,6 +12,7 @@ use std::process::ExitStatus;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+use trefoil::signal::{self, SIGUSR1, SIGUSR2};
 use trefoil::{Builder, Runtime, go, yield_now};
 
 fn runtime() -> Runtime {
@@ -55,8 +56,8 @@ fn sigquit_ends_the_process_after_the_last_runtime() {
     std::thread::sleep(Duration::from_secs(20));
 }
 
-/// Forks a process that waits for SIGQUIT, sends the signal, and returns the exit status.
-fn status_of_fork_after_sigquit() -> ExitStatus {
+/// Forks a process that waits for a signal, sends the signal, and returns the exit status.
+fn status_of_fork_after(signal: i32) -> ExitStatus {
     let mut status = 0;
     // SAFETY: the forked process makes system calls only.
     unsafe {
@@ -66,7 +67,7 @@ fn status_of_fork_after_sigquit() -> ExitStatus {
             libc::_exit(7);
         }
         assert!(pid > 0);
-        libc::kill(pid, libc::SIGQUIT);
+        libc::kill(pid, signal);
         assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
     }
     ExitStatus::from_raw(status)
@@ -77,10 +78,54 @@ fn sigquit_ends_a_fork_of_the_process() {
     child_test!();
     use_default_sigquit();
     let runtime = runtime();
-    let of_goroutine = runtime.run(status_of_fork_after_sigquit);
+    let of_goroutine = runtime.run(|| status_of_fork_after(libc::SIGQUIT));
     assert_eq!(of_goroutine.signal(), Some(libc::SIGQUIT), "{of_goroutine:?}");
-    let of_thread = status_of_fork_after_sigquit();
+    let of_thread = status_of_fork_after(libc::SIGQUIT);
     assert_eq!(of_thread.signal(), Some(libc::SIGQUIT), "{of_thread:?}");
+}
+
+/// A fork wrote its signals to the pipe that it shares with its parent, and went on itself.
+#[test]
+fn signals_of_a_fork_have_their_previous_effect_and_stay_there() {
+    extern "C" fn ends_the_fork(_: i32) {
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(3) };
+    }
+    child_test!();
+    // SAFETY: a handler that calls an async-signal-safe function.
+    unsafe { libc::signal(SIGUSR2, ends_the_fork as *const () as usize) };
+    runtime().run(|| {
+        let signals = signal::notify(&[SIGUSR1, SIGUSR2]).unwrap();
+        let default = status_of_fork_after(SIGUSR1);
+        assert_eq!(default.signal(), Some(SIGUSR1), "{default:?}");
+        let handled = status_of_fork_after(SIGUSR2);
+        assert_eq!(handled.code(), Some(3), "{handled:?}");
+        // SAFETY: a signal to this process.
+        unsafe { libc::kill(libc::getpid(), SIGUSR1) };
+        assert_eq!(signals.recv(), Ok(SIGUSR1));
+        // The fork's signal was sent long before: it would have come first, or comes now.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(signals.try_recv().is_err());
+    });
+}
+
+/// The watch that `TREFOIL_TRACE` asks for stayed when its runtime had ended: the signal was
+/// swallowed.
+#[test]
+fn a_watched_signal_has_its_previous_effect_after_the_last_runtime() {
+    child_test!(|child| {
+        let folder = std::env::temp_dir();
+        let out = child
+            .env("TREFOIL_TRACE", &format!("on=signal:USR1,dir={}", folder.display()))
+            .output();
+        assert_eq!(out.status.signal(), Some(SIGUSR1), "{:?}", out.status);
+    });
+    let threads = tasks().len();
+    runtime().run(|| go(yield_now).join().unwrap());
+    wait_for_threads(threads, || tasks().len());
+    // SAFETY: a signal to this process.
+    unsafe { libc::kill(libc::getpid(), SIGUSR1) };
+    std::thread::sleep(Duration::from_secs(20));
 }
 
 #[test]

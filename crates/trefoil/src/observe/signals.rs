@@ -5,18 +5,26 @@
 //! wakes the helper threads. A watch has no thread of its own, because a thread that could wake a
 //! goroutine would hide a deadlock. The previous action is restored when no channel and no watch is
 //! left; for channels that is noticed when the next signal arrives.
+//!
+//! A child of `fork` inherits the handler, but not the threads, and it shares the pipe with its
+//! parent. There the signal has its previous effect, as has a signal that is only watched when the
+//! last runtime has ended.
 
+use super::quit;
 use crate::sched::monitor::helper;
 use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
+use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// The largest signal number; the smallest is 1.
 const MAX_SIGNAL: i32 = 64;
 
+/// The process that the pipe and the watches belong to. Written before a handler is installed.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// The pipe that the handler writes to, or -1 before there is one.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 /// The signals for which channels exist, as bits. Changed under the lock of [`ACTIONS`].
@@ -25,6 +33,11 @@ static LISTENED: AtomicU64 = AtomicU64::new(0);
 static WATCHED: AtomicU64 = AtomicU64::new(0);
 /// Those of them that have arrived, until a helper thread takes them.
 static ARRIVED: AtomicU64 = AtomicU64::new(0);
+
+/// The handlers that were replaced, as `sigaction` has them: a function, or `SIG_DFL`, which is 0,
+/// or `SIG_IGN`. Written before the new handler needs them. Changed under the lock of [`ACTIONS`].
+static PREVIOUS: [AtomicUsize; MAX_SIGNAL as usize] =
+    [const { AtomicUsize::new(libc::SIG_DFL) }; MAX_SIGNAL as usize];
 
 static ACTIONS: Lock<[Action; MAX_SIGNAL as usize]> =
     Lock::new([const { Action { previous: None, watches: 0 } }; MAX_SIGNAL as usize]);
@@ -49,7 +62,23 @@ pub(crate) fn check(signal: i32) -> io::Result<()> {
 
 /// Returns whether there is a pipe.
 pub(crate) fn has_pipe() -> bool {
+    enter_process();
     PIPE.load(Ordering::Relaxed) >= 0
+}
+
+fn is_own_process() -> bool {
+    // SAFETY: no arguments, touches no memory.
+    PROCESS.load(Ordering::Relaxed) == unsafe { libc::getpid() }
+}
+
+/// In a child of `fork`: forgets the pipe and the channels, whose thread the child does not have.
+fn enter_process() {
+    if !is_own_process() {
+        PIPE.store(-1, Ordering::Relaxed);
+        LISTENED.store(0, Ordering::Relaxed);
+        // SAFETY: no arguments, touches no memory.
+        PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    }
 }
 
 /// Sets the pipe that the handler writes to. It must not block.
@@ -85,6 +114,7 @@ pub(crate) struct SignalWatch(i32);
 impl SignalWatch {
     pub(crate) fn begin(signal: i32) -> io::Result<SignalWatch> {
         check(signal)?;
+        enter_process();
         let mut actions = ACTIONS.lock();
         let action = &mut actions[index(signal)];
         // As in `listen`.
@@ -139,17 +169,22 @@ impl Action {
             return Ok(());
         }
         let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: an action made here. Its handler stores bits and makes system calls, which
-        // handlers may do.
+        // SAFETY: reads the present action, and sets one made here. Its handler stores bits and
+        // makes system calls, which handlers may do.
         unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as *const () as usize;
-            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
-            libc::sigemptyset(&raw mut action.sa_mask);
-            if libc::sigaction(signal, &raw const action, previous.as_mut_ptr()) != 0 {
+            if libc::sigaction(signal, std::ptr::null(), previous.as_mut_ptr()) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            self.previous = Some(previous.assume_init());
+            let previous = previous.assume_init();
+            PREVIOUS[index(signal)].store(previous.sa_sigaction, Ordering::Relaxed);
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK | libc::SA_SIGINFO;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            if libc::sigaction(signal, &raw const action, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            self.previous = Some(previous);
         }
         Ok(())
     }
@@ -169,17 +204,42 @@ impl Action {
 }
 
 /// The handler. If the pipe is full, the signal is lost.
-extern "C" fn on_signal(signal: i32) {
-    if WATCHED.load(Ordering::Relaxed) & bit(signal) != 0 {
+extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let is_in = |signals: &AtomicU64| signals.load(Ordering::Relaxed) & bit(signal) != 0;
+    // First of all: a child of `vfork` shares its memory with this process.
+    if !is_own_process() {
+        return as_before(signal, info, context);
+    }
+    let is_listened = is_in(&LISTENED);
+    if is_in(&WATCHED) {
         // SeqCst: see `helper::wake_all`.
         ARRIVED.fetch_or(bit(signal), Ordering::SeqCst);
-        helper::wake_all();
+        if !helper::wake_all() && !is_listened {
+            // The last runtime has ended, and a later one is not to be told.
+            ARRIVED.fetch_and(!bit(signal), Ordering::SeqCst);
+            as_before(signal, info, context);
+        }
     }
-    if LISTENED.load(Ordering::Relaxed) & bit(signal) != 0
-        && let Ok(pipe) = usize::try_from(PIPE.load(Ordering::Acquire))
-    {
+    if is_listened && let Ok(pipe) = usize::try_from(PIPE.load(Ordering::Acquire)) {
         let byte = signal as u8;
         // SAFETY: writes one byte of this frame. The raw call does not change errno.
         unsafe { syscall(libc::SYS_write, [pipe, &raw const byte as usize, 1]) };
+    }
+}
+
+/// Gives the signal its previous effect. Called by the handler.
+fn as_before(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let ignored_by_default = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
+    match PREVIOUS[index(signal)].load(Ordering::Relaxed) {
+        libc::SIG_IGN => {}
+        libc::SIG_DFL if ignored_by_default.contains(&signal) => {}
+        libc::SIG_DFL => quit::raise_default(signal),
+        handler => {
+            type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void);
+            // SAFETY: the program has installed this function as a handler. One that takes the
+            // signal only ignores the other arguments.
+            let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
+            handler(signal, info, context);
+        }
     }
 }
