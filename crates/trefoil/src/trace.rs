@@ -52,6 +52,7 @@ use crate::sched::Sched;
 use crate::sched::m::Rt;
 use crate::sched::record::{self, DEFAULT_BYTES, Kind};
 use crate::sched::trigger::{self, Noticed};
+use crate::sys::clock::NEVER;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -251,7 +252,7 @@ fn downgrade(sched: &Sched) -> Weak<Sched> {
 /// # Panics
 /// Panics on a plain thread if the default runtime cannot start.
 pub fn snapshot() -> Option<Snapshot> {
-    with_sched(crate::observe::trace::snapshot)
+    with_sched(|sched| crate::observe::trace::snapshot(sched, NEVER))
 }
 
 /// What [`on`] waits for. Kinds may be added in later versions.

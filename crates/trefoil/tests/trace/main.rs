@@ -321,6 +321,45 @@ fn an_exact_clock_gives_exact_times() {
     assert_eq!(errors, [Duration::ZERO; 3]);
 }
 
+/// The time after a recording had ended was counted: for what ran or waited at its end.
+#[test]
+fn a_recording_ends_when_it_is_stopped() {
+    let _watchdog = watchdog();
+    let rt = Runtime::builder().procs(2).build().unwrap();
+    let (times, lasted) = rt.run(|| {
+        let begin = std::time::Instant::now();
+        let recorder = Recorder::builder().exact_clock(true).start().unwrap();
+        go(|| ()).join().unwrap();
+        recorder.stop();
+        let lasted = begin.elapsed();
+        sleep(LONG);
+        (snapshot().times(trefoil::id()).unwrap(), lasted)
+    });
+    let sum = times.running + times.waiting + times.runnable + times.without_p;
+    assert!(sum <= lasted, "{times:?} in {lasted:?}");
+}
+
+/// Each of many goroutines was queued while all the others ran: to compare each with all of them
+/// took minutes.
+#[test]
+fn many_lives_are_explained_in_a_moment() {
+    let _watchdog = watchdog();
+    const GOROUTINES: usize = 30_000;
+    let texts = recorded(1, || {
+        let group = Arc::new(trefoil::sync::WaitGroup::new());
+        group.add(GOROUTINES);
+        for _ in 0..GOROUTINES {
+            let group = group.clone();
+            go(move || group.done());
+        }
+        group.wait();
+        snapshot().why_all()
+    });
+    assert!(texts.len() >= GOROUTINES, "{} lives", texts.len());
+    let queued = texts.iter().filter(|(_, text)| text.contains(", behind goroutine ")).count();
+    assert!(queued >= GOROUTINES / 2, "{queued} were queued");
+}
+
 /// Fails if a search, an idle P or the end of a slice has no clock: then it is not known how long a
 /// goroutine ran, or its time ends with the next event.
 #[test]

@@ -10,6 +10,7 @@ use super::watches::{self, Settings, WatchError};
 use crate::sched::Sched;
 use crate::sched::record::DEFAULT_BYTES;
 use crate::sched::trigger::{Incident, Noticed};
+use crate::sys::clock::{Nanos, now};
 use crate::sys::env::{TraceEnv, WatchEnv};
 use crate::sys::stderr::write_all_stderr;
 use std::fs::File;
@@ -25,6 +26,9 @@ const FILES_MAX: u32 = 16;
 /// next one.
 const LOOK_FORWARD: Duration = Duration::from_millis(20);
 const COOL_DOWN: Duration = Duration::from_secs(10);
+/// How long a program that is stuck waits for a goroutine that makes a copy as well: it may be one
+/// of those that are stuck.
+const COPY_LIMIT: Nanos = 2_000_000_000;
 
 /// Where files are written. Set if `TREFOIL_TRACE` is.
 static DIR: OnceLock<PathBuf> = OnceLock::new();
@@ -57,7 +61,7 @@ pub(crate) fn record_from_start(sched: &Sched, env: TraceEnv) -> io::Result<()> 
             write_after_incident(incident, noticed, &snapshot);
         });
         match watching {
-            // It stays as long as the runtime.
+            // It stays as long as the runtime; afterwards a signal has its previous effect.
             Ok(watching) => std::mem::forget(watching),
             // There are fewer kinds than places for watches, but one may be named several times.
             Err(WatchError::TooMany) => {}
@@ -99,7 +103,7 @@ pub(crate) fn write_after_panic(sched: &Sched, id: u64) {
 pub(crate) fn write_automatically(sched: &Sched, id: Option<u64>) {
     if DIR.get().is_some()
         && FILES.load(Ordering::Relaxed) < FILES_MAX
-        && let Some(snapshot) = super::snapshot(sched)
+        && let Some(snapshot) = super::snapshot(sched, now() + COPY_LIMIT)
     {
         write(&snapshot, "", id);
     }

@@ -7,7 +7,9 @@
 
 use super::Snapshot;
 use crate::sched::monitor::preempt::PreemptRefusal;
-use crate::sched::record::{ANNOUNCED_CALL, Kind, RingCopy, Source, Stop, UNKNOWN_CALL, Word};
+use crate::sched::record::{
+    ANNOUNCED_CALL, Kind, RecordCopy, RingCopy, Source, Stop, UNKNOWN_CALL, Word,
+};
 
 /// An interval of time in which something happened, in nanoseconds since the recording began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,9 +155,10 @@ struct Mark {
 impl<'a> Trace<'a> {
     pub(super) fn new(snapshot: &'a Snapshot) -> Trace<'a> {
         let record = &snapshot.record;
-        let ps = record.ps.iter().enumerate().map(|(p, ring)| {
+        let marks = marks(record);
+        let ps = record.ps.iter().zip(&marks).map(|(ring, marks)| {
             let mut events = Decoder::new(ring, record.copied).decode();
-            narrow(&mut events, &marks_of(&record.outside, p as u32, ring.first));
+            narrow(&mut events, marks);
             events.into_iter().map(|(_, event)| event).collect()
         });
         let outside = Decoder::new(&record.outside, record.copied).decode();
@@ -247,6 +250,8 @@ impl<'a> Decoder<'a> {
         let by = if current != 0 { Cause::Goroutine(current) } else { self.source };
         let (detail, payload) = (word.detail(), word.payload());
         match word.kind() {
+            // A later one is of the recording before: its writer was stopped before it wrote it.
+            Kind::Clock if word.nanos() > self.copied => {}
             Kind::Clock => self.clock(word.nanos()),
             Kind::Switch => self.switch(number, Stop::from_code(detail), payload),
             Kind::Create => {
@@ -338,29 +343,47 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Returns the marks of the ring of `p`, in their order. The numbers of its words are near `near`.
-fn marks_of(outside: &RingCopy, p: u32, near: u64) -> Vec<Mark> {
-    let mut marks: Vec<Mark> = Vec::new();
-    let (mut clock, mut complete) = (None, 0);
-    for word in &outside.words {
+/// Returns the marks of each P's ring, in the order in which they were made.
+fn marks(record: &RecordCopy) -> Vec<Vec<Mark>> {
+    let mut words: Vec<Vec<(When, Word)>> = record.ps.iter().map(|_| Vec::new()).collect();
+    // Those that are not followed by a clock yet, by P and place.
+    let mut without_latest: Vec<(usize, usize)> = Vec::new();
+    let mut earliest = None;
+    for &word in &record.outside.words {
         match word.kind() {
-            Kind::Clock => {
-                clock = Some(word.nanos());
-                for mark in &mut marks[complete..] {
-                    mark.when.latest = word.nanos();
+            Kind::Clock if word.nanos() <= record.copied => {
+                earliest = Some(word.nanos());
+                for (p, at) in without_latest.drain(..) {
+                    words[p][at].0.latest = word.nanos();
                 }
-                complete = marks.len();
             }
-            Kind::Mark if word.marked_p() == p => {
-                if let Some(earliest) = clock {
-                    let when = When { earliest, latest: u64::MAX };
-                    marks.push(Mark { when, written: word.marked_words(near) });
+            Kind::Mark => {
+                let p = word.marked_p() as usize;
+                if let (Some(earliest), Some(of_p)) = (earliest, words.get_mut(p)) {
+                    without_latest.push((p, of_p.len()));
+                    of_p.push((When { earliest, latest: u64::MAX }, word));
                 }
             }
             _ => {}
         }
     }
-    marks.truncate(complete);
+    // At the end of the recording there may be marks without a clock behind them.
+    for (p, at) in without_latest.into_iter().rev() {
+        words[p].truncate(at);
+    }
+    words.into_iter().zip(&record.ps).map(|(of_p, ring)| with_numbers(of_p, ring)).collect()
+}
+
+/// Decodes the numbers of a ring's marks, the last one first: each has only its lower bits, and is
+/// near the one behind it.
+fn with_numbers(words: Vec<(When, Word)>, ring: &RingCopy) -> Vec<Mark> {
+    let mut near = ring.first.wrapping_add(ring.words.len() as u64);
+    let mut marks = Vec::new();
+    for (when, word) in words.into_iter().rev() {
+        near = word.marked_words(near);
+        marks.push(Mark { when, written: near });
+    }
+    marks.reverse();
     marks
 }
 
@@ -380,5 +403,53 @@ fn narrow(events: &mut [(u64, Event)], marks: &[Mark]) {
             let earliest = event.when.earliest.max(mark.when.earliest);
             event.when.earliest = earliest.min(event.when.latest);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(kind: Kind, detail: u8, payload: u64) -> Word {
+        Word((kind as u64) << 56 | u64::from(detail) << 48 | payload)
+    }
+
+    /// A writer may be stopped before it writes a clock of the recording before.
+    #[test]
+    fn a_clock_after_the_end_of_the_recording_is_ignored() {
+        let words = vec![
+            word(Kind::Clock, 0, 3_600_000_000_000),
+            word(Kind::Clock, 0, 10),
+            word(Kind::Switch, 0, 1),
+            word(Kind::Clock, 0, 20),
+            word(Kind::Switch, 3, 0),
+        ];
+        let ring = RingCopy { first: 0, from: 0, words };
+        let events = Decoder::new(&ring, 100).decode();
+        let times: Vec<_> = events.iter().map(|(_, event)| event.when.middle()).collect();
+        assert_eq!(times, [10, 20]);
+    }
+
+    /// A mark has the lower 36 bits of a number only.
+    #[test]
+    fn marks_far_from_each_other_have_their_numbers() {
+        let ring = |first, words| RingCopy { first, from: 0, words };
+        let numbers = [5, 1 << 34, 3 << 34, 5 << 34, (7 << 34) - 1];
+        let mut outside = vec![word(Kind::Clock, 0, 1)];
+        for number in numbers {
+            outside.push(word(Kind::Mark, 0, number & ((1 << 36) - 1)));
+            outside.push(word(Kind::Clock, 0, 2));
+        }
+        // Without a clock behind it, and of a P that is not there.
+        outside.extend([word(Kind::Mark, 0, 9), word(Kind::Mark, 0, 1 << 36 | 9)]);
+        let record = RecordCopy {
+            copied: 100,
+            since_end: 0,
+            ps: vec![ring(7 << 34, Vec::new())],
+            outside: ring(0, outside),
+        };
+        let marks = marks(&record);
+        let found: Vec<u64> = marks[0].iter().map(|mark| mark.written).collect();
+        assert_eq!(found, numbers);
     }
 }

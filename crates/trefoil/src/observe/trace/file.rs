@@ -80,7 +80,7 @@ pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
         Some((pid, taken)) => Some(Origin { pid, taken, program: get_text(&mut from)? }),
         None => None,
     };
-    Ok(Snapshot { record: RecordCopy { copied, ps, outside }, texts, names, origin })
+    Ok(Snapshot { record: RecordCopy { copied, since_end: 0, ps, outside }, texts, names, origin })
 }
 
 fn invalid(why: &str) -> io::Error {

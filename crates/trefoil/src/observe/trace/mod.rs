@@ -5,6 +5,7 @@
 //! | `mod.rs` | `Snapshot`: the words of all rings, and the texts that their addresses stand for |
 //! | `decode.rs` | from words to events, each with the interval of time in which it happened |
 //! | `lives.rs` | from events to lives: when a goroutine ran, was runnable, waited, and who woke it |
+//! | `turns.rs` | who ran when, on which P |
 //! | `why.rs` | a life in words |
 //! | `perfetto.rs` | all of it as a file for Perfetto |
 //! | `file.rs` | a snapshot as a file, to be read later or elsewhere |
@@ -16,6 +17,7 @@ mod decode;
 mod file;
 mod lives;
 mod perfetto;
+mod turns;
 pub(crate) mod watches;
 mod why;
 
@@ -24,6 +26,7 @@ pub(crate) use automatic::{record_from_start, write_after_panic, write_automatic
 use super::snapshot;
 use crate::sched::Sched;
 use crate::sched::record::{Kind, RecordCopy, Word};
+use crate::sys::clock::Nanos;
 pub use lives::Times;
 pub use watches::WatchError;
 
@@ -34,6 +37,7 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
+use why::Explainer;
 
 /// What was recorded up to one moment. [`trace::snapshot`](crate::trace::snapshot) returns it.
 ///
@@ -59,7 +63,7 @@ pub struct Snapshot {
     origin: Option<Origin>,
 }
 
-/// Where and when a recording was copied.
+/// Where a recording was made, and until when.
 struct Origin {
     pid: u32,
     /// What the wall clock showed, in nanoseconds since 1970.
@@ -69,9 +73,11 @@ struct Origin {
 }
 
 impl Origin {
-    /// Returns that of a recording that is copied now, in this process.
-    fn here() -> Origin {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    /// Returns that of a recording that is copied now, in this process, and has ended so many
+    /// nanoseconds ago.
+    fn here(since_end: u64) -> Origin {
+        let end = SystemTime::now() - Duration::from_nanos(since_end);
+        let since = end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let taken = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         Origin { pid: std::process::id(), taken, program: program_name() }
     }
@@ -85,12 +91,14 @@ fn program_name() -> Box<str> {
     name.to_string_lossy().into()
 }
 
-/// Copies what `sched` has recorded. None if it never recorded.
-pub(crate) fn snapshot(sched: &Sched) -> Option<Snapshot> {
-    let record = sched.copy_record()?;
+/// Copies what `sched` has recorded. None if it never recorded, or if another has not finished its
+/// copy at `deadline`.
+pub(crate) fn snapshot(sched: &Sched, deadline: Nanos) -> Option<Snapshot> {
+    let record = sched.copy_record(deadline)?;
     let mut names = HashMap::new();
     snapshot::for_each_name(sched, |id, name| _ = names.insert(id, name.into()));
-    Some(Snapshot { record, texts: OnceLock::new(), names, origin: Some(Origin::here()) })
+    let origin = Some(Origin::here(record.since_end));
+    Some(Snapshot { record, texts: OnceLock::new(), names, origin })
 }
 
 /// Returns what the address in a word of this process stands for.
@@ -179,7 +187,7 @@ impl Snapshot {
     /// ```
     pub fn why(&self, goroutine: u64) -> Option<String> {
         let trace = Trace::new(self);
-        why::why(&trace, &trace.lives(), goroutine)
+        why::why(&Explainer::new(&trace, &trace.lives()), goroutine)
     }
 
     /// Returns a goroutine's kind, id, name, and where it was started, as far as they are known.
@@ -206,7 +214,8 @@ impl Snapshot {
         let lives = trace.lives();
         let mut ids: Vec<u64> = lives.keys().copied().collect();
         ids.sort_unstable();
-        let text = |id| why::why(&trace, &lives, id).map(|text| (id, text));
+        let explainer = Explainer::new(&trace, &lives);
+        let text = |id| why::why(&explainer, id).map(|text| (id, text));
         ids.into_iter().filter_map(text).collect()
     }
 

@@ -101,7 +101,8 @@ pub(crate) fn watch(
                 if !look_forward.is_zero() {
                     calls::sleep_until(clock::after(look_forward));
                 }
-                let snapshot = calls::current_sched().and_then(super::snapshot);
+                let snapshot =
+                    calls::current_sched().and_then(|sched| super::snapshot(sched, NEVER));
                 if let Some(snapshot) = snapshot {
                     f(noticed, snapshot);
                 }

@@ -2,8 +2,9 @@
 
 use super::decode::{Call, Cause, Trace, What};
 use super::lives::{Life, Span, State};
+use super::turns::Turns;
+use crate::sched::monitor::preempt::PreemptRefusal;
 use crate::sched::record::Stop;
-use crate::sys::sort::sort_by;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::time::Duration;
@@ -15,8 +16,30 @@ const ERROR_SHARE: u64 = 50;
 /// Others that are named as running while a goroutine was queued.
 const NAMED_MAX: usize = 4;
 
+/// What explanations are made from.
+pub(super) struct Explainer<'a> {
+    trace: &'a Trace<'a>,
+    lives: &'a HashMap<u64, Life>,
+    turns: Turns,
+    /// By goroutine: when it refused to stop, and why.
+    refusals: HashMap<u64, Vec<(u64, PreemptRefusal)>>,
+}
+
+impl<'a> Explainer<'a> {
+    pub(super) fn new(trace: &'a Trace<'a>, lives: &'a HashMap<u64, Life>) -> Explainer<'a> {
+        let mut refusals: HashMap<u64, Vec<(u64, PreemptRefusal)>> = HashMap::new();
+        for event in trace.rings().flatten() {
+            if let What::Refused { id, why } = event.what {
+                refusals.entry(id).or_default().push((event.when.middle(), why));
+            }
+        }
+        Explainer { trace, lives, turns: Turns::new(lives), refusals }
+    }
+}
+
 /// Says what a goroutine or task did. None if it does not appear.
-pub(super) fn why(trace: &Trace<'_>, lives: &HashMap<u64, Life>, id: u64) -> Option<String> {
+pub(super) fn why(explainer: &Explainer<'_>, id: u64) -> Option<String> {
+    let Explainer { trace, lives, .. } = *explainer;
     let life = lives.get(&id)?;
     let mut text = describe(trace, lives, id);
     if let Some((_, by)) = life.created
@@ -26,7 +49,7 @@ pub(super) fn why(trace: &Trace<'_>, lives: &HashMap<u64, Life>, id: u64) -> Opt
     }
     let _ = write!(text, "\n{}\n", totals(life));
     match longest_wait(life) {
-        Some(wait) => text += &explain(trace, lives, wait),
+        Some(wait) => text += &explain(explainer, wait),
         None => text += "it never waited\n",
     }
     Some(text)
@@ -103,7 +126,8 @@ fn sum<'a>(spans: impl Iterator<Item = &'a Span>) -> u64 {
     spans.fold(0, |sum, span| sum.saturating_add(span.duration().0))
 }
 
-fn explain(trace: &Trace<'_>, lives: &HashMap<u64, Life>, wait: Wait<'_>) -> String {
+fn explain(explainer: &Explainer<'_>, wait: Wait<'_>) -> String {
+    let Explainer { trace, lives, .. } = *explainer;
     let (first, last) = (&wait[0], &wait[wait.len() - 1]);
     let whole = Span { state: first.state, begin: first.begin, end: last.end };
     let (nanos, error) = whole.duration();
@@ -134,7 +158,7 @@ fn explain(trace: &Trace<'_>, lives: &HashMap<u64, Life>, wait: Wait<'_>) -> Str
                 writeln!(text, "  {lasted} without a P, {}{woken}", call_text(call))
             }
             State::Runnable(_) => {
-                writeln!(text, "  {lasted} runnable{}", behind(trace, lives, span))
+                writeln!(text, "  {lasted} runnable{}", behind(explainer, span))
             }
             _ => writeln!(text, "  {lasted} in an unknown state"),
         };
@@ -194,41 +218,27 @@ fn call_name(number: u32) -> String {
 }
 
 /// Returns which goroutines ran while a goroutine was queued, and how often each refused to stop.
-fn behind(trace: &Trace<'_>, lives: &HashMap<u64, Life>, queued: &Span) -> String {
+fn behind(explainer: &Explainer<'_>, queued: &Span) -> String {
     let (from, to) = (queued.begin.middle(), queued.end.middle());
-    let mut ran: Vec<(u64, u64)> = Vec::new();
-    for (&id, life) in lives {
-        let mut nanos = 0u64;
-        for span in life.spans.iter().filter(|span| matches!(span.state, State::Running(_))) {
-            let overlap = span.end.middle().min(to).saturating_sub(span.begin.middle().max(from));
-            nanos = nanos.saturating_add(overlap);
-        }
-        if nanos != 0 {
-            ran.push((nanos, id));
-        }
-    }
-    sort_by(&mut ran, |a, b| b.cmp(a));
-    let others = ran.len().saturating_sub(NAMED_MAX);
+    let ran = explainer.turns.between(from, to, NAMED_MAX);
     let mut text = String::new();
-    for (i, &(nanos, id)) in ran.iter().take(NAMED_MAX).enumerate() {
+    for (i, &(nanos, id)) in ran.longest.iter().enumerate() {
         let separator = if i == 0 { ", behind " } else { ", " };
-        let _ = write!(text, "{separator}{} for {}", describe(trace, lives, id), time(nanos));
-        text += &refusals(trace, id, from, to);
+        let who = describe(explainer.trace, explainer.lives, id);
+        let _ = write!(text, "{separator}{who} for {}", time(nanos));
+        text += &refusals(explainer, id, from, to);
     }
-    if others != 0 {
-        let _ = write!(text, ", and {others} others");
+    if ran.others != 0 {
+        let _ = write!(text, ", and {} others", ran.others);
     }
     text
 }
 
 /// Returns why a goroutine was not preempted between two times.
-fn refusals(trace: &Trace<'_>, of: u64, from: u64, to: u64) -> String {
+fn refusals(explainer: &Explainer<'_>, of: u64, from: u64, to: u64) -> String {
     let mut reasons: Vec<(&str, u32)> = Vec::new();
-    for event in trace.rings().flatten() {
-        if let What::Refused { id, why } = event.what
-            && id == of
-            && (from..=to).contains(&event.when.middle())
-        {
+    for (when, why) in explainer.refusals.get(&of).into_iter().flatten() {
+        if (from..=to).contains(when) {
             match reasons.iter_mut().find(|(reason, _)| *reason == why.text()) {
                 Some((_, times)) => *times += 1,
                 None => reasons.push((why.text(), 1)),

@@ -3,7 +3,7 @@
 use super::ring::{MAX_WORDS_LOG, MIN_WORDS_LOG, Ring, RingCopy, RingSlot, Start, WORDS_PER_CLOCK};
 use crate::sched::Sched;
 use crate::sched::trigger::Incident;
-use crate::sys::clock::{NEVER, now};
+use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::{self, Lock};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -22,6 +22,8 @@ pub(crate) struct Record {
     /// Held by the writer of the ring of threads without a P.
     writing_outside: Lock<()>,
     outside: RingSlot,
+    /// When the last recording ended; [`NEVER`] while one is on, and before the first.
+    ended: AtomicU64,
     /// sysmon's: when it made the last marks.
     pub(super) last_mark: AtomicU64,
 }
@@ -33,6 +35,7 @@ impl Record {
             bytes: AtomicUsize::new(0),
             writing_outside: Lock::new(()),
             outside: RingSlot::new(),
+            ended: AtomicU64::new(NEVER),
             last_mark: AtomicU64::new(0),
         }
     }
@@ -75,8 +78,20 @@ impl<'a> Control<'a> {
 
     fn take(record: &'a Record) -> Control<'a> {
         loop {
-            if let Some(control) = Control::try_take(record) {
+            if let Some(control) = Control::take_until(record, NEVER) {
                 return control;
+            }
+        }
+    }
+
+    /// Returns None if another thread or goroutine still has it at that time.
+    fn take_until(record: &'a Record, deadline: Nanos) -> Option<Control<'a>> {
+        loop {
+            if let Some(control) = Control::try_take(record) {
+                return Some(control);
+            }
+            if now() >= deadline {
+                return None;
             }
             std::thread::sleep(CONTROL_PAUSE);
         }
@@ -115,6 +130,7 @@ impl Sched {
         for p in self.all_ps() {
             p.ring.begin(start);
         }
+        self.record.ended.store(NEVER, Ordering::Relaxed);
         self.record.outside.begin(start);
         self.attach_rings();
         true
@@ -144,14 +160,12 @@ impl Sched {
                 p.ring.begin(outside.start(log));
             }
         }
-        let rings = self.all_ps().filter_map(|p| p.ring.active()).chain([outside]);
-        for ring in rings {
-            // What is in the table is out of date if the rings did not use it.
-            if !table.is_null() && ring.runnable().is_none() {
-                self.runnable_table().clear();
-            }
-            ring.use_table(table);
+        let rings = || self.all_ps().filter_map(|p| p.ring.active()).chain([outside]);
+        // What is in the table is out of date if no ring has used it.
+        if !table.is_null() && rings().all(|ring| ring.runnable().is_none()) {
+            self.runnable_table().clear();
         }
+        rings().for_each(|ring| ring.use_table(table));
     }
 
     /// Returns the memory of the rings that are written to.
@@ -171,19 +185,31 @@ impl Sched {
     pub(crate) fn stop_recording(&self) {
         let _control = Control::take(&self.record);
         self.all_ps().for_each(|p| p.ring.end());
-        self.record.outside.end();
+        if self.record.is_on() {
+            self.record.outside.end();
+            self.record.ended.store(now(), Ordering::Relaxed);
+        }
     }
 
-    /// Returns what was recorded, up to now. None if nothing was ever recorded.
-    pub(crate) fn copy_record(&self) -> Option<RecordCopy> {
-        let _control = Control::take(&self.record);
+    /// Returns what was recorded, up to now. None if nothing was ever recorded, or if the recording
+    /// is still being begun, ended or copied by another at `deadline`: that may be a goroutine
+    /// which does not get a P.
+    pub(crate) fn copy_record(&self, deadline: Nanos) -> Option<RecordCopy> {
+        let _control = Control::take_until(&self.record, deadline)?;
         let outside = self.record.outside.last()?;
         // The rings of the Ps first: their marks in the other ring may be newer, not older.
         let ps = self.all_ps().filter_map(|p| p.ring.last()).map(Ring::copy).collect();
         let began = outside.start(0).now;
         let outside = outside.copy();
         self.attach_rings();
-        Some(RecordCopy { copied: now().saturating_sub(began), ps, outside })
+        let (ended, now) = (self.record.ended.load(Ordering::Relaxed), now());
+        let until = ended.min(now);
+        Some(RecordCopy {
+            copied: until.saturating_sub(began),
+            since_end: now - until,
+            ps,
+            outside,
+        })
     }
 }
 
@@ -195,8 +221,11 @@ impl RecordCopy {
 
 /// What was recorded, up to one moment.
 pub(crate) struct RecordCopy {
-    /// When the copy was made, in nanoseconds since the recording began.
+    /// Until when it was recorded, in nanoseconds since the recording began: until the copy was
+    /// made, or until the recording had ended.
     pub(crate) copied: u64,
+    /// The nanoseconds from then until the copy was made.
+    pub(crate) since_end: u64,
     /// By the id of the P.
     pub(crate) ps: Vec<RingCopy>,
     /// By threads without a P.

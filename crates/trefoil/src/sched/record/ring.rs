@@ -306,8 +306,9 @@ impl Ring {
     pub(super) fn copy(&self) -> RingCopy {
         let len = self.words.len() as u64;
         let from = self.from.load(Ordering::Relaxed);
-        let mut words: Vec<Word> =
-            Vec::with_capacity(self.words_written().saturating_sub(from).min(len) as usize);
+        // The writer goes on meanwhile.
+        let room = self.words_written().saturating_sub(from) + len / 8;
+        let mut words: Vec<Word> = Vec::with_capacity(room.min(len) as usize);
         // First of all: what the writer overwrites in the meantime is lost.
         mm::provide(words.spare_capacity_mut());
         let end = self.words_written();
