@@ -65,6 +65,8 @@ static LISTENERS: Mutex<Vec<(i32, Sender<i32>)>> = Mutex::new(Vec::new());
 /// Go. The kernel also merges signals of the same number that arrive in quick succession. Several
 /// channels may receive the same signal: each of them gets it.
 ///
+/// In a child of `fork` the signals have their previous effect.
+///
 /// Tasks use [`recv_async`](Receiver::recv_async) or [`stream`](Receiver::stream).
 ///
 /// # Cancel
