@@ -7,7 +7,9 @@
 //! although the server waits for connections. It reads another runtime's state through
 //! [`RuntimeRef::observe`].
 
-pub use crate::observe::symbols::{FrameKind, frame_kind, is_own_source};
+pub use crate::observe::symbols::{
+    Call, Elf, FrameKind, Section, Segment, Symbol, SymbolFile, demangle, frame_kind, is_own_source,
+};
 
 use crate::observe::waits::list;
 use crate::observe::waits::report::{Deadlock, Goroutine};

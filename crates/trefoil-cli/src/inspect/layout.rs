@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use object::{Object, ObjectSegment, ObjectSymbol};
+use trefoil::observer::Elf;
 
 use super::memory::{Process, read_elf, u32_at, u64_at};
 
@@ -85,26 +85,26 @@ impl Layout {
 /// Returns the address of the table of one file, if it has one. A stripped program has no symbols:
 /// then the table is found by its first bytes.
 fn find_in(process: &Process, file: &[u8], base: u64) -> Option<u64> {
-    let elf = object::File::parse(file).ok()?;
+    let elf = Elf::parse(file)?;
+    let loads = || elf.segments().filter(|s| s.kind == libc::PT_LOAD);
     // The load address of the first segment: not 0 in a program that is not relocatable.
-    let first = elf.segments().map(|s| s.address() & !0xfff).min()?;
+    let first = loads().map(|s| s.address & !0xfff).min()?;
     let loaded = |address: u64| base.wrapping_add(address).wrapping_sub(first);
     let has_magic = |address: u64| {
         let mut bytes = [0; 16];
         process.read(address, &mut bytes).is_ok() && bytes == MAGIC
     };
-    let symbol = elf.symbols().chain(elf.dynamic_symbols());
-    let named = symbol.filter(|s| s.name() == Ok("trefoil_layout") && s.address() != 0);
-    if let Some(address) = named.map(|s| loaded(s.address())).find(|&a| has_magic(a)) {
+    let named = elf.symbols().filter(|s| s.name == b"trefoil_layout");
+    if let Some(address) = named.map(|s| loaded(s.address)).find(|&a| has_magic(a)) {
         return Some(address);
     }
-    elf.segments().find_map(|segment| {
-        let bytes = segment.data().ok()?;
+    loads().find_map(|segment| {
+        let bytes = segment.bytes;
         // The table is a static: aligned as its pointers.
-        let aligned = (segment.address().wrapping_neg() % 8) as usize;
+        let aligned = (segment.address.wrapping_neg() % 8) as usize;
         let at = (aligned..bytes.len().saturating_sub(MAGIC.len()))
             .step_by(8)
             .filter(|&at| bytes[at..].starts_with(MAGIC));
-        at.map(|at| loaded(segment.address().wrapping_add(at as u64))).find(|&a| has_magic(a))
+        at.map(|at| loaded(segment.address.wrapping_add(at as u64))).find(|&a| has_magic(a))
     })
 }

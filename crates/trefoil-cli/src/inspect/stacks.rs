@@ -6,12 +6,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use addr2line::gimli::{self, EndianSlice, LittleEndian};
 use framehop::aarch64::{CacheAarch64, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Unwinder as _};
-use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
-use trefoil::observer::{FrameKind, frame_kind, is_own_source};
+use trefoil::observer::{Elf, FrameKind, SymbolFile, demangle, frame_kind, is_own_source};
 
 use super::memory::{Cpu, Process, Registers, read_elf};
 
@@ -19,8 +17,6 @@ use super::memory::{Cpu, Process, Registers, read_elf};
 const FRAMES_MAX: usize = 256;
 /// Frames of a stack that are shown at most.
 const SHOWN_MAX: usize = 64;
-
-type Bytes = EndianSlice<'static, LittleEndian>;
 
 /// The unwind tables of all files of a process.
 pub(super) struct Unwinder {
@@ -42,15 +38,9 @@ struct Module {
     /// What is added to an address of the file.
     bias: u64,
     path: PathBuf,
-    elf: object::File<'static>,
+    bytes: &'static [u8],
     /// Read when a first address is looked up.
-    symbols: Option<Symbols>,
-}
-
-struct Symbols {
-    lines: Option<addr2line::Context<Bytes>>,
-    /// Functions by address: start, size, name.
-    functions: Vec<(u64, u64, &'static str)>,
+    symbols: Option<SymbolFile>,
 }
 
 /// One call.
@@ -122,13 +112,14 @@ impl Unwinder {
     fn add(&mut self, path: &Path, start: u64, end: u64) -> Option<()> {
         // Kept until the command ends.
         let bytes: &'static [u8] = read_elf(path)?.leak();
-        let elf = object::File::parse(bytes).ok()?;
-        let first = elf.segments().map(|s| s.address() & !0xfff).min()?;
+        let elf = Elf::parse(bytes)?;
+        let loads = elf.segments().filter(|s| s.kind == libc::PT_LOAD);
+        let first = loads.map(|s| s.address & !0xfff).min()?;
         let bias = start.wrapping_sub(first);
         let section = |name: &str| {
-            let section = elf.section_by_name(name)?;
-            let range = section.address()..section.address().saturating_add(section.size());
-            Some((range, section.data().ok()?))
+            let section = elf.section(name)?;
+            let range = section.address..section.address.saturating_add(section.size);
+            Some((range, section.bytes))
         };
         let (eh_frame_svma, eh_frame) = section(".eh_frame").unzip();
         let (eh_frame_hdr_svma, eh_frame_hdr) = section(".eh_frame_hdr").unzip();
@@ -152,7 +143,7 @@ impl Unwinder {
             Tables::X86_64(unwinder, _) => unwinder.add_module(module),
             Tables::Aarch64(unwinder, _) => unwinder.add_module(module),
         }
-        self.modules.push(Module { start, end, bias, path: path.into(), elf, symbols: None });
+        self.modules.push(Module { start, end, bias, path: path.into(), bytes, symbols: None });
         Some(())
     }
 
@@ -269,30 +260,27 @@ impl Module {
     /// Returns the calls at an address: several if functions were inlined.
     fn resolve(&mut self, address: u64) -> Vec<Frame> {
         let probe = address.wrapping_sub(self.bias);
-        let elf = &self.elf;
-        let symbols = self.symbols.get_or_insert_with(|| Symbols::read(elf));
-        let function = symbols.function(probe);
+        if self.symbols.is_none() {
+            // A file of another process may name any file: no other is opened.
+            self.symbols = SymbolFile::new(self.bytes);
+        }
         let mut frames = Vec::new();
-        if let Some(lines) = &symbols.lines
-            && let Ok(mut found) = lines.find_frames(probe).skip_all_loads()
-        {
-            while let Ok(Some(frame)) = found.next() {
-                let name = frame.function.and_then(|f| Some(demangle(&f.raw_name().ok()?)));
-                let place = frame.location;
+        let mut function = None;
+        if let Some(symbols) = &mut self.symbols {
+            symbols.calls(probe, &mut |call| {
                 frames.push(Frame {
-                    name: name.unwrap_or_default(),
-                    file: place.as_ref().and_then(|p| p.file).unwrap_or_default().to_owned(),
-                    line: place.and_then(|p| p.line).unwrap_or(0),
+                    name: call.name.map(demangle).unwrap_or_default(),
+                    file: call.file.to_owned(),
+                    line: call.line,
                 });
-            }
+            });
+            function = symbols.function(probe).map(demangle);
         }
         // The symbol has the full path, which line tables alone do not have.
         match (frames.last_mut(), function) {
-            (Some(outermost), Some(name)) => outermost.name = demangle(name),
-            (None, Some(name)) => {
-                frames.push(Frame { name: demangle(name), file: String::new(), line: 0 })
-            }
-            (Some(_), None) => {}
+            (Some(outermost), Some(name)) => outermost.name = name,
+            // A symbol alone is a frame already.
+            (None, Some(_)) | (Some(_), None) => {}
             (None, None) => {
                 let file = self.path.file_name().unwrap_or_default().display().to_string();
                 let name = format!("{address:#x} in {file}");
@@ -302,34 +290,4 @@ impl Module {
         frames.retain(|frame| !frame.name.is_empty());
         frames
     }
-}
-
-impl Symbols {
-    fn read(elf: &object::File<'static>) -> Symbols {
-        let section = |id: gimli::SectionId| -> Result<Bytes, gimli::Error> {
-            let data = elf.section_by_name(id.name()).and_then(|s| s.data().ok());
-            Ok(EndianSlice::new(data.unwrap_or_default(), LittleEndian))
-        };
-        let lines = gimli::Dwarf::load(section).and_then(addr2line::Context::from_dwarf).ok();
-        let all = elf.symbols().chain(elf.dynamic_symbols());
-        let functions = all.filter(|s| s.kind() == object::SymbolKind::Text && s.address() != 0);
-        let mut functions: Vec<_> = functions
-            .filter_map(|s| Some((s.address(), s.size(), s.name().ok()?)))
-            .filter(|(_, _, name)| !name.is_empty())
-            .collect();
-        functions.sort_unstable();
-        Symbols { lines, functions }
-    }
-
-    /// Returns the name of the function that contains an address.
-    fn function(&self, probe: u64) -> Option<&'static str> {
-        let after = self.functions.partition_point(|&(start, ..)| start <= probe);
-        let (start, size, name) = *self.functions[..after].last()?;
-        // Hand-written code has no size.
-        (size == 0 || probe - start < size).then_some(name)
-    }
-}
-
-fn demangle(name: &str) -> String {
-    format!("{:#}", rustc_demangle::demangle(name))
 }

@@ -12,18 +12,23 @@
 //! inside malloc when its stack overflowed. So the message comes first, and SIGALRM ends the
 //! process if the trace takes longer than [`TRACE_LIMIT_SECS`].
 
+use super::symbols::{Resolver, demangle};
+use super::unwind::{OwnAddress, own_stack};
 use crate::mem;
 use crate::sched::current_g;
 use crate::sys::signal::{bit, current_mask, set_mask};
 use crate::sys::stderr::{write_all_stderr, write_stderr};
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
+use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// Frames that are printed. The innermost frames show the recursion.
 const TRACE_FRAMES: usize = 48;
+/// Frames of this handler, and of handlers that have called it, that are left out at most.
+const HANDLER_FRAMES_MAX: usize = 16;
 /// How long the trace may take before the process ends without it. A busy machine needs more than
 /// ten seconds to read the debug information of a large program.
 const TRACE_LIMIT_SECS: u32 = 30;
@@ -176,29 +181,32 @@ fn report_overflow(size: usize) -> ! {
 
 /// Prints the innermost frames of the goroutine, without those of the signal handler.
 fn print_trace() {
-    let mut shown = 0;
-    let mut started = false;
-    // SAFETY: the process ends here, so other users of the unsynchronised state do not matter.
-    unsafe {
-        backtrace::trace_unsynchronized(|frame| {
-            let mut text = String::new();
-            backtrace::resolve_frame_unsynchronized(frame, |symbol| {
-                let name = symbol.name().map_or("?".into(), |n| n.to_string());
-                let _ = write!(text, "  {shown:>3}: {name}");
-                if let (Some(file), Some(line)) = (symbol.filename(), symbol.lineno()) {
-                    let _ = write!(text, "\n         at {}:{line}", file.display());
+    let mut addresses = [OwnAddress::Call(0); HANDLER_FRAMES_MAX + TRACE_FRAMES];
+    let len = own_stack(&mut addresses);
+    // The frames of this handler come before the one that the signal has interrupted.
+    let is_interrupted = |address: &OwnAddress| matches!(address, OwnAddress::Interrupted(_));
+    let first = addresses[..len].iter().position(is_interrupted).unwrap_or(0);
+    // The goroutine may have overflowed its stack in the resolver. It is not unlocked: the process
+    // ends here.
+    let mut resolver = ManuallyDrop::new(Resolver::try_lock());
+    let mut text = String::new();
+    for (number, address) in addresses[first..len].iter().take(TRACE_FRAMES).enumerate() {
+        text.clear();
+        let address = address.address();
+        if let Some(resolver) = &mut *resolver {
+            resolver.calls(address, &mut |call| {
+                let name = call.name.map_or_else(|| format!("{address:#x}"), demangle);
+                let _ = writeln!(text, "  {number:>3}: {name}");
+                if !call.file.is_empty() && call.line != 0 {
+                    let _ = writeln!(text, "         at {}:{}", call.file, call.line);
                 }
-                text.push('\n');
             });
-            // Frames of this handler come first. Skip them.
-            if started {
-                write_all_stderr(text.as_bytes());
-                shown += 1;
-            } else if text.contains("on_fault") {
-                started = true;
-            }
-            shown < TRACE_FRAMES
-        });
+        }
+        if text.is_empty() {
+            write_stderr(format_args!("  {number:>3}: {address:#x}\n"));
+        } else {
+            write_all_stderr(text.as_bytes());
+        }
     }
     write_stderr(format_args!("  ...\n"));
 }

@@ -2,7 +2,7 @@
 //! `trace/`, which starts recordings and watches, this module only reads the scheduler's state.
 //!
 //! `snapshot.rs` visits all goroutines, `unwind.rs` finds the code addresses on a suspended stack,
-//! and `symbols.rs` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
+//! and `symbols/` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
 //! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the
 //! flight recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers
 //! where everything is. `signals.rs` has the signal handler that channels and watches share.
@@ -15,6 +15,7 @@ pub(crate) mod layout;
 pub(crate) mod metrics;
 pub(crate) mod panics;
 pub(crate) mod pprof;
+mod process_lock;
 pub(crate) mod profile;
 mod protobuf;
 pub(crate) mod quit;

@@ -7,7 +7,7 @@
 //! A task that waits has no stack. A task that is being polled has the stack of its carrier, and
 //! the carrier is not listed as a goroutine.
 
-use super::unwind::Tables;
+use super::unwind::{OwnAddress, Tables, own_stack};
 use crate::sched::g::{self, G, Status};
 use crate::sched::labels::LabelSet;
 use crate::sched::runnable::RunHead;
@@ -171,10 +171,12 @@ impl Subject {
 pub(super) fn for_each(sched: &Sched, mut f: impl FnMut(Snapshot)) {
     let subjects = subjects(sched);
     let mut tables = Tables::load();
-    subjects
-        .into_iter()
-        .filter_map(|(id, subject)| take(sched, id, subject, &mut tables))
-        .for_each(&mut f);
+    // No closures of iterators: their frames, which are std's, would be in the caller's own stack.
+    for (id, subject) in subjects {
+        if let Some(snapshot) = take(sched, id, subject, &mut tables) {
+            f(snapshot);
+        }
+    }
 }
 
 /// Returns a snapshot of the goroutine or task of `sched` with this id.
@@ -194,7 +196,7 @@ fn take(sched: &Sched, id: u64, subject: Subject, tables: &mut Tables) -> Option
     let stack = match (status, subject.g()) {
         (Status::Dead, _) => return None,
         (_, None) => StackSnapshot::None,
-        (Status::Running, Some(g)) if is_caller(g) => StackSnapshot::Addresses(own_stack()),
+        (Status::Running, Some(g)) if is_caller(g) => StackSnapshot::Addresses(own_addresses()),
         (Status::Running, _) => StackSnapshot::Running,
         (_, Some(g)) => tables.frames(g).map_or(StackSnapshot::Unknown, StackSnapshot::Addresses),
     };
@@ -264,12 +266,8 @@ fn is_caller(g: &G) -> bool {
 }
 
 /// Returns the code addresses on the caller's own stack, innermost first.
-fn own_stack() -> Vec<u64> {
-    let mut addresses = Vec::new();
-    backtrace::trace(|frame| {
-        // A return address is behind the call: the byte before it belongs to the call.
-        addresses.push((frame.ip() as u64).saturating_sub(1));
-        addresses.len() < OWN_FRAMES_MAX
-    });
-    addresses
+fn own_addresses() -> Vec<u64> {
+    let mut addresses = [OwnAddress::Call(0); OWN_FRAMES_MAX];
+    let len = own_stack(&mut addresses);
+    addresses[..len].iter().map(|address| address.address()).collect()
 }

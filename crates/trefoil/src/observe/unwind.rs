@@ -5,18 +5,20 @@
 //! meaningless. That does no harm: reads stay inside the stack and their number is limited.
 //! Afterwards the frames are discarded unless the goroutine was suspended all the time and its G
 //! was not reused. Return addresses come from the unwind tables of the loaded objects (framehop);
-//! `symbols.rs` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile
+//! `symbols/` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile
 //! does no harm.
+//!
+//! The caller's own stack is unwound by the unwinder that std uses for panics ([`own_stack`]).
 
 use crate::arch::preempt::{in_trampoline, trampoline_caller};
 use crate::arch::{Registers, SUSPENDED_BYTES};
 use crate::sched::g::{G, Status};
-use crate::sys::objects;
+use crate::sys::objects::{self, Version};
 use framehop::{
     CacheNative, ExplicitModuleSectionInfo, FrameAddress, MayAllocateDuringUnwind, Module,
     UnwindRegsNative, Unwinder, UnwinderNative,
 };
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int, c_void};
 use std::ops::{Deref, Range};
 
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
@@ -47,20 +49,7 @@ const CALL_ON_BYTES: u64 = if cfg!(target_arch = "x86_64") { 16 } else { 32 };
 pub(super) struct Tables {
     unwinder: TableUnwinder,
     cache: CacheNative<MayAllocateDuringUnwind>,
-    version: ObjectsVersion,
-}
-
-/// How many objects the loader has added and removed.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-struct ObjectsVersion {
-    added: u64,
-    removed: u64,
-}
-
-impl ObjectsVersion {
-    fn of(info: &libc::dl_phdr_info) -> ObjectsVersion {
-        ObjectsVersion { added: info.dlpi_adds, removed: info.dlpi_subs }
-    }
+    version: Version,
 }
 
 /// A part of an object.
@@ -91,9 +80,9 @@ impl Deref for Bytes {
 impl Tables {
     pub(super) fn load() -> Tables {
         let mut unwinder = TableUnwinder::new();
-        let mut version = ObjectsVersion::default();
+        let mut version = Version::NONE;
         objects::for_each(|info, headers| {
-            version = ObjectsVersion::of(info);
+            version = Version::of(info);
             add_object(&mut unwinder, info, headers);
         });
         Tables { unwinder, cache: CacheNative::new(), version }
@@ -101,9 +90,7 @@ impl Tables {
 
     /// Returns whether no object was loaded or unloaded since.
     pub(super) fn are_current(&self) -> bool {
-        let mut version = self.version;
-        objects::for_each(|info, _| version = ObjectsVersion::of(info));
-        version == self.version
+        self.version == Version::now()
     }
 
     /// Returns the code addresses of a stack, innermost first. `read` returns the word at an
@@ -256,4 +243,71 @@ fn is_permanent(info: &libc::dl_phdr_info) -> bool {
     // SAFETY: the loader's string, which lives as long as the object.
     let name = unsafe { CStr::from_ptr(info.dlpi_name) };
     name.is_empty() || name == c"linux-vdso.so.1"
+}
+
+/// A code address on the caller's own stack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum OwnAddress {
+    /// An address inside the instruction that has called the next inner frame.
+    Call(u64),
+    /// The instruction at which a signal has interrupted the frame.
+    Interrupted(u64),
+}
+
+impl OwnAddress {
+    /// Returns the address to look up.
+    pub(super) fn address(self) -> u64 {
+        match self {
+            OwnAddress::Call(address) | OwnAddress::Interrupted(address) => address,
+        }
+    }
+}
+
+/// The unwinder's state at a frame.
+#[repr(C)]
+struct UnwindContext {
+    _opaque: [u8; 0],
+}
+
+type UnwindVisitor = unsafe extern "C" fn(*mut UnwindContext, *mut c_void) -> c_int;
+
+// The interface of the C++ ABI's unwinder, which std links: libgcc's or LLVM's.
+unsafe extern "C" {
+    fn _Unwind_Backtrace(visit: UnwindVisitor, argument: *mut c_void) -> c_int;
+    fn _Unwind_GetIPInfo(context: *mut UnwindContext, is_before: *mut c_int) -> usize;
+}
+
+const URC_NO_REASON: c_int = 0;
+const URC_END_OF_STACK: c_int = 5;
+
+/// Stores the code addresses on the caller's own stack in `addresses`, innermost first, and returns
+/// how many there are. The first is in this function. Does not allocate.
+#[inline(never)]
+pub(super) fn own_stack(addresses: &mut [OwnAddress]) -> usize {
+    struct Collected<'a> {
+        addresses: &'a mut [OwnAddress],
+        len: usize,
+    }
+    unsafe extern "C" fn visit(context: *mut UnwindContext, argument: *mut c_void) -> c_int {
+        // SAFETY: the argument is what is passed below, and the unwinder passes a valid context.
+        let (collected, ip, is_before) = unsafe {
+            let mut is_before = 0;
+            let ip = _Unwind_GetIPInfo(context, &raw mut is_before);
+            (&mut *argument.cast::<Collected<'_>>(), ip as u64, is_before != 0)
+        };
+        let place = collected.addresses.get_mut(collected.len);
+        // The caller of a stack's first function is 0.
+        let Some(place) = place.filter(|_| ip != 0) else { return URC_END_OF_STACK };
+        // A return address is behind the call: the byte before it belongs to the call.
+        *place = match is_before {
+            true => OwnAddress::Interrupted(ip),
+            false => OwnAddress::Call(ip.saturating_sub(1)),
+        };
+        collected.len += 1;
+        URC_NO_REASON
+    }
+    let mut collected = Collected { addresses, len: 0 };
+    // SAFETY: `visit` uses the argument, by its type, only during the call.
+    unsafe { _Unwind_Backtrace(visit, (&raw mut collected).cast()) };
+    collected.len
 }

@@ -7,6 +7,30 @@
 use super::lock::PreemptGuard;
 use std::ffi::{c_int, c_void};
 
+/// How many objects the loader has added and removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Version {
+    added: u64,
+    removed: u64,
+}
+
+impl Version {
+    /// The version before the program was loaded.
+    pub(crate) const NONE: Version = Version { added: 0, removed: 0 };
+
+    /// Returns the version at which [`for_each`] visits this object.
+    pub(crate) fn of(info: &libc::dl_phdr_info) -> Version {
+        Version { added: info.dlpi_adds, removed: info.dlpi_subs }
+    }
+
+    /// Returns the version of the objects that are loaded now.
+    pub(crate) fn now() -> Version {
+        let mut version = Version::NONE;
+        for_each(|info, _| version = Version::of(info));
+        version
+    }
+}
+
 type Visitor<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]);
 
 /// Calls `f` for each loaded object, under the loader's lock: the objects stay mapped until `f`

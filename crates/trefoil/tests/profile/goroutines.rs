@@ -124,7 +124,8 @@ fn a_running_goroutine_is_counted_at_its_closure() {
     });
 }
 
-/// With one P none begins, unless this goroutine waits for another test in the lock of backtrace.
+/// With one P none begins, unless this goroutine waits while another test resolves
+/// addresses.
 #[test]
 fn goroutines_that_have_not_begun_are_counted() {
     let (_turn, _watchdog) = (turn(), watchdog());

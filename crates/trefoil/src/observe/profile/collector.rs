@@ -7,8 +7,8 @@
 //! The thread does not belong to a runtime, and takes no part in scheduling: it also works while
 //! every P computes.
 
-use super::{ProcessGuard, ProcessLock};
 use crate::observe::pprof::{Group, GroupsByFrames, Profile, ProfileKind, SampleKey, Values};
+use crate::observe::process_lock::{ProcessGuard, ProcessLock};
 use crate::observe::symbols::{Frame, SymbolCache};
 use crate::observe::unwind::Tables;
 use crate::sched::labels::LabelSet;

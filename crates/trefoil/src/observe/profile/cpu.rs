@@ -1,8 +1,8 @@
 //! Runs a CPU profile: the signal handler, the timers, the collector.
 
-use super::ProcessLock;
 use super::collector::{self, CpuSettings};
 use crate::observe::pprof::Profile;
+use crate::observe::process_lock::ProcessLock;
 use crate::sched::sample::{self, CPU_SIGNAL, TimerError};
 use crate::sys::clock::Nanos;
 use std::io;

@@ -23,63 +23,10 @@ use super::waits;
 use crate::sched::Sched;
 use crate::sched::g::Status;
 use crate::sched::labels::LabelSet;
-use crate::sys::lock;
 use std::collections::{HashMap, HashSet};
-use std::ops::{Deref, DerefMut};
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
-
-/// A lock of the process. It counts like a lock of C code: a goroutine that holds it is not stopped
-/// for ever by the end of its runtime, because every later profile would wait for it.
-struct ProcessLock<T>(Mutex<T>);
-
-/// A [`ProcessLock`] that is held. The fields are dropped in this order.
-struct ProcessGuard<'a, T> {
-    guard: MutexGuard<'a, T>,
-    _counted: CountedLock,
-}
-
-/// Counts a lock while it exists.
-struct CountedLock;
-
-impl CountedLock {
-    fn new() -> CountedLock {
-        lock::count_c_lock();
-        CountedLock
-    }
-}
-
-impl Drop for CountedLock {
-    fn drop(&mut self) {
-        lock::uncount_c_lock();
-    }
-}
-
-impl<T> ProcessLock<T> {
-    const fn new(value: T) -> ProcessLock<T> {
-        ProcessLock(Mutex::new(value))
-    }
-
-    fn lock(&self) -> ProcessGuard<'_, T> {
-        let counted = CountedLock::new();
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ProcessGuard { guard, _counted: counted }
-    }
-}
-
-impl<T> Deref for ProcessGuard<'_, T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for ProcessGuard<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
-    }
-}
 
 /// A stack before its addresses are resolved.
 #[derive(PartialEq, Eq, Hash)]
