@@ -16,12 +16,11 @@ use crate::observe::waits::report::{Deadlock, Goroutine};
 use crate::observe::{deadlock, metrics, waits};
 use crate::runtime::{Runtime, observe_runtime, set_start_hook, with_sched};
 use crate::sched::Sched;
-use rustix::fs::Mode;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use crate::sys::syscalls::{self, Errno};
+use socket2::SockAddr;
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -110,7 +109,7 @@ pub fn is_recording() -> bool {
 /// # Errors
 /// The kernel's, for a descriptor that is no Unix socket.
 pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
-    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
+    Ok(syscalls::peer_credentials(socket.as_fd())?.uid)
 }
 
 /// Listens at a path that does not exist. The socket has the mode 0600 from the start.
@@ -118,29 +117,25 @@ pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
 /// # Errors
 /// The kernel's, for example [`AddrInUse`](io::ErrorKind::AddrInUse) if the path exists.
 pub fn listen_privately(path: &Path) -> io::Result<UnixListener> {
-    let socket = unix_socket()?;
+    let addr = SockAddr::unix(path)?;
+    let socket = syscalls::unix_stream_socket()?;
     // Linux gives the file of a socket the mode of the descriptor, without the bits of the umask.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, LISTEN_BACKLOG)?;
+    syscalls::fchmod(socket.as_fd(), 0o600)?;
+    syscalls::bind(socket.as_fd(), &addr)?;
+    syscalls::listen(socket.as_fd(), LISTEN_BACKLOG)?;
     Ok(UnixListener::from(socket))
 }
 
 /// Returns whether a path is a Unix socket at which nothing listens. Does not wait.
 pub fn has_no_listener(path: &Path) -> bool {
-    let connect = || rustix::net::connect(unix_socket()?, &SocketAddrUnix::new(path)?);
+    let Ok(addr) = SockAddr::unix(path) else { return false };
+    let connect = || syscalls::connect(syscalls::unix_stream_socket()?.as_fd(), &addr);
     let is_socket = || std::fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket());
     // A file that is no socket refuses connections too.
     connect() == Err(Errno::CONNREFUSED) && is_socket()
 }
 
-/// Returns a Unix socket that does not block.
-fn unix_socket() -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-}
-
 /// Returns the effective user id of this process.
 pub fn own_uid() -> u32 {
-    rustix::process::geteuid().as_raw()
+    syscalls::geteuid()
 }

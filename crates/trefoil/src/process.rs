@@ -55,8 +55,8 @@ use crate::net::{AsyncFd, PipeReader};
 use crate::sched::netpoll::pollable::Direction;
 use crate::scope::scope;
 use crate::sys::clock::{self, NEVER, Nanos};
+use crate::sys::syscalls;
 use crate::time::{sleep, sleep_async};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::future::{Future, poll_fn};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -140,8 +140,7 @@ fn wait_until(child: &mut Child, deadline: Nanos) -> io::Result<Option<ExitStatu
 /// Returns a descriptor for a child that has not been waited for, so that its id cannot belong to
 /// another process.
 fn open_pidfd(child: &Child) -> Option<OwnedFd> {
-    let pid = Pid::from_raw(child.id() as i32)?;
-    pidfd_open(pid, PidfdFlags::empty()).ok()
+    syscalls::pidfd_open(child.id()).ok()
 }
 
 /// Parks on the pidfd, which becomes readable when the child exits.

@@ -39,10 +39,10 @@ use crate::chan::{self, Receiver, Sender, TrySendError};
 use crate::observe::signals;
 use crate::sched::simulation::Undecided;
 use crate::sync::Mutex;
+use crate::sys::syscalls;
 use crate::sys::thread::with_os_threads;
-use rustix::pipe::{PipeFlags, pipe_with};
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 pub use libc::{SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM};
 pub use libc::{SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
@@ -128,9 +128,9 @@ fn start_thread() -> io::Result<()> {
     if signals::has_pipe() {
         return Ok(());
     }
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (reader, writer) = syscalls::pipe2(0)?;
     // The handler must not wait.
-    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK)?;
+    syscalls::fcntl_setfl(writer.as_fd(), libc::O_NONBLOCK)?;
     let thread =
         std::thread::Builder::new().name("trefoil-signals".into()).stack_size(THREAD_STACK_BYTES);
     with_os_threads(|| thread.spawn(move || deliver(reader)))?;

@@ -10,8 +10,8 @@ use crate::sched::simulation::point;
 use crate::sys::clock;
 use crate::sys::fork::is_forked;
 use crate::sys::raw::{syscall, to_libc};
+use crate::sys::vdso;
 use libc::{timespec, timeval};
-use rustix::time::ClockId;
 use std::ffi::{c_int, c_void};
 
 const NANOS_PER_SEC: u64 = 1_000_000_000;
@@ -42,18 +42,18 @@ fn simulated_slow(clock: c_int) -> Option<u64> {
     }
 }
 
-/// Returns the clock's name in rustix, for clocks that the shared page has.
+/// Returns whether every kernel has the clock in its shared page.
 #[inline(always)]
-fn shared(clock: c_int) -> Option<ClockId> {
-    Some(match clock {
-        libc::CLOCK_MONOTONIC => ClockId::Monotonic,
-        libc::CLOCK_REALTIME => ClockId::Realtime,
-        libc::CLOCK_BOOTTIME => ClockId::Boottime,
-        libc::CLOCK_MONOTONIC_RAW => ClockId::MonotonicRaw,
-        libc::CLOCK_MONOTONIC_COARSE => ClockId::MonotonicCoarse,
-        libc::CLOCK_REALTIME_COARSE => ClockId::RealtimeCoarse,
-        _ => return None,
-    })
+fn is_shared(clock: c_int) -> bool {
+    matches!(
+        clock,
+        libc::CLOCK_MONOTONIC
+            | libc::CLOCK_REALTIME
+            | libc::CLOCK_BOOTTIME
+            | libc::CLOCK_MONOTONIC_RAW
+            | libc::CLOCK_MONOTONIC_COARSE
+            | libc::CLOCK_REALTIME_COARSE
+    )
 }
 
 fn to_timespec(nanos: u64) -> timespec {
@@ -69,20 +69,14 @@ unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut timespec) -> c_int {
         unsafe { time.write(to_timespec(nanos)) };
         return 0;
     }
-    match shared(clock) {
-        Some(id) => {
-            let t = rustix::time::clock_gettime(id);
-            // SAFETY: as above.
-            unsafe { time.write(timespec { tv_sec: t.tv_sec, tv_nsec: t.tv_nsec }) };
-            0
-        }
-        None => {
-            // SAFETY: as above; the kernel checks the clock.
-            let result =
-                unsafe { syscall(libc::SYS_clock_gettime, [clock as usize, time as usize]) };
-            to_libc(result) as c_int
-        }
+    if is_shared(clock) {
+        // SAFETY: as above.
+        unsafe { time.write(vdso::clock_gettime(clock)) };
+        return 0;
     }
+    // SAFETY: as above; the kernel checks the clock.
+    let result = unsafe { syscall(libc::SYS_clock_gettime, [clock as usize, time as usize]) };
+    to_libc(result) as c_int
 }
 
 unsafe extern "C" fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> c_int {

@@ -4,7 +4,7 @@
 //! It grows by doubling with `mremap`, which moves page tables instead of bytes.
 
 use crate::sys::mm;
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
+use crate::sys::syscalls::{READ_WRITE, mmap_anonymous, mremap, munmap};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{NonNull, null_mut};
 
@@ -58,10 +58,9 @@ impl<T: Copy> MmapVec<T> {
         // SAFETY: a new mapping, or a larger one that replaces this vector's own mapping.
         let memory = unsafe {
             if self.bytes == 0 {
-                let prot = ProtFlags::READ | ProtFlags::WRITE;
-                mmap_anonymous(null_mut(), bytes, prot, MapFlags::PRIVATE)
+                mmap_anonymous(null_mut(), bytes, READ_WRITE, 0)
             } else {
-                mremap(self.items.as_ptr().cast(), self.bytes, bytes, MremapFlags::MAYMOVE)
+                mremap(self.items.as_ptr().cast(), self.bytes, bytes)
             }
         };
         match memory.ok().and_then(|m| NonNull::new(m.cast())) {

@@ -27,10 +27,11 @@ use crate::sched::task::waker::{TaskWaiter, word_of_waker};
 use crate::sched::wait::reason::WaitReason;
 use crate::sync::Mutex;
 use crate::sys::clock::{NEVER, Nanos, now};
+use crate::sys::syscalls::{self, Errno};
 use crate::time::Sleep;
 use std::future::Future;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
@@ -108,7 +109,7 @@ impl Fd {
     fn poll_with<T>(
         &self,
         direction: Direction,
-        attempt: &mut impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+        attempt: &mut impl FnMut(BorrowedFd<'_>) -> syscalls::Result<T>,
         mut register: impl FnMut(u32, Nanos) -> io::Result<bool>,
     ) -> Poll<io::Result<T>> {
         let call = self.call()?;
@@ -120,7 +121,7 @@ impl Fd {
             let seen = self.pollable.edges(direction);
             self.check_contexts()?;
             match attempt(call.fd()) {
-                Err(rustix::io::Errno::AGAIN) => {
+                Err(Errno::AGAIN) => {
                     if register(seen, deadline)? {
                         task::note_reason(WaitReason::IoWait);
                         return Poll::Pending;
@@ -130,7 +131,7 @@ impl Fd {
                         return Poll::Ready(Err(super::fd::closed()));
                     }
                 }
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Err(e) => return Poll::Ready(Err(e.into())),
                 Ok(value) => return Poll::Ready(Ok(value)),
             }
@@ -157,7 +158,7 @@ impl Fd {
         &self,
         direction: Direction,
         context: &mut Context<'_>,
-        mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+        mut attempt: impl FnMut(BorrowedFd<'_>) -> syscalls::Result<T>,
     ) -> Poll<io::Result<T>> {
         let own_word = word_of_waker(context.waker());
         let polled = self.poll_with(direction, &mut attempt, |seen, deadline| {
@@ -201,7 +202,7 @@ impl Fd {
     /// [`Fd::io`] as a future.
     pub(super) fn io_async<'a, T, F>(&'a self, direction: Direction, attempt: F) -> IoFuture<'a, F>
     where
-        F: FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+        F: FnMut(BorrowedFd<'_>) -> syscalls::Result<T>,
     {
         IoFuture {
             fd: self,
@@ -228,7 +229,7 @@ pub(super) struct IoFuture<'a, F> {
 
 impl<T, F> Future for IoFuture<'_, F>
 where
-    F: FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+    F: FnMut(BorrowedFd<'_>) -> syscalls::Result<T>,
 {
     type Output = io::Result<T>;
 
@@ -258,15 +259,13 @@ impl<F> Drop for IoFuture<'_, F> {
 
 /// Returns whether `direction` of the descriptor is ready: data, end-of-file or an error. As an
 /// attempt, `EAGAIN` means that it is not.
-pub(super) fn attempt_ready(fd: BorrowedFd<'_>, direction: Direction) -> rustix::io::Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let wanted = match direction {
-        Direction::Read => PollFlags::IN | PollFlags::RDHUP,
-        Direction::Write => PollFlags::OUT,
+pub(super) fn attempt_ready(fd: BorrowedFd<'_>, direction: Direction) -> syscalls::Result<()> {
+    let events = match direction {
+        Direction::Read => libc::POLLIN | libc::POLLRDHUP,
+        Direction::Write => libc::POLLOUT,
     };
-    let mut fds = [PollFd::from_borrowed_fd(fd, wanted)];
-    match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? {
-        0 => Err(rustix::io::Errno::AGAIN),
+    match syscalls::poll_now(&mut [libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }])? {
+        0 => Err(Errno::AGAIN),
         _ => Ok(()),
     }
 }

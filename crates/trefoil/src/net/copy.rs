@@ -9,12 +9,10 @@
 use super::fd::Fd;
 use super::{PipeReader, PipeWriter, TcpStream, UnixStream};
 use crate::sched::netpoll::pollable::Direction;
-use rustix::io::Errno;
-use rustix::net::SendFlags;
-use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
+use crate::sys::syscalls;
 use sealed::{Descriptor, FileKind};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Size of one read.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -152,7 +150,7 @@ pub fn copy(from: &impl Transfer, to: &impl Transfer) -> io::Result<u64> {
 
 /// Returns the ends of a new pipe, or `None` if no descriptors are left.
 fn new_pipe() -> Option<(OwnedFd, OwnedFd)> {
-    pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()
+    syscalls::pipe2(libc::O_NONBLOCK).ok()
 }
 
 /// Returns false if a broken connection would end the process: `splice` raises SIGPIPE.
@@ -173,30 +171,25 @@ fn can_splice_into(to: Descriptor<'_>) -> bool {
 /// Moves at most [`PIPE_BYTES`] and returns their number, or `None` if the kernel cannot splice
 /// from this kind of file.
 fn splice_once(from: &Fd, to: &Fd, (out, into): &(OwnedFd, OwnedFd)) -> io::Result<Option<usize>> {
-    let n = match from.io(Direction::Read, |fd| pull(fd, into.as_fd(), PIPE_BYTES)) {
+    let n = match from.io(Direction::Read, |fd| syscalls::splice(fd, into.as_fd(), PIPE_BYTES)) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
         result => result?,
     };
     let mut left = n;
     while left != 0 {
-        left -= to.io(Direction::Write, |fd| pull(out.as_fd(), fd, left))?;
+        left -= to.io(Direction::Write, |fd| syscalls::splice(out.as_fd(), fd, left))?;
     }
     Ok(Some(n))
 }
 
-/// Moves at most `max_bytes` and returns their number. One side is a pipe. Does not wait.
-fn pull(from: BorrowedFd<'_>, to: BorrowedFd<'_>, max_bytes: usize) -> Result<usize, Errno> {
-    splice(from, None, to, None, max_bytes, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)
-}
-
 /// Reads once and writes what was read. Returns its length.
 fn relay(from: &Fd, to: Descriptor<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    let n = from.io(Direction::Read, |fd| rustix::io::read(fd, &mut *buffer))?;
+    let n = from.io(Direction::Read, |fd| syscalls::read(fd, &mut *buffer))?;
     let mut bytes = &buffer[..n];
     while !bytes.is_empty() {
         let written = to.fd.io(Direction::Write, |fd| match to.kind {
-            FileKind::Socket => rustix::net::send(fd, bytes, SendFlags::NOSIGNAL),
-            FileKind::Pipe => rustix::io::write(fd, bytes),
+            FileKind::Socket => syscalls::send(fd, bytes),
+            FileKind::Pipe => syscalls::write(fd, bytes),
         })?;
         bytes = &bytes[written..];
     }

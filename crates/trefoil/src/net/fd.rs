@@ -41,6 +41,7 @@ use crate::sched::netpoll::pollable::{Direction, IoWait, Pollable};
 #[cfg(feature = "std")]
 use crate::sched::simulation;
 use crate::sys::clock::{self, NEVER, Nanos};
+use crate::sys::syscalls::{self, Errno};
 use socket2::{Domain, SockRef, Socket, Type};
 use std::io::{self, IoSlice};
 use std::mem::ManuallyDrop;
@@ -240,7 +241,7 @@ impl Fd {
     pub(crate) fn io<T>(
         &self,
         direction: Direction,
-        mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+        mut attempt: impl FnMut(BorrowedFd<'_>) -> syscalls::Result<T>,
     ) -> io::Result<T> {
         let mut value = None;
         self.retry(direction, &mut |fd| {
@@ -258,7 +259,7 @@ impl Fd {
     fn retry(
         &self,
         direction: Direction,
-        attempt: &mut dyn FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>,
+        attempt: &mut dyn FnMut(BorrowedFd<'_>) -> syscalls::Result<()>,
     ) -> io::Result<()> {
         let call = self.call()?;
         #[cfg(feature = "std")]
@@ -271,14 +272,14 @@ impl Fd {
             let seen = self.pollable.edges(direction);
             self.check_contexts()?;
             match attempt(call.fd()) {
-                Err(rustix::io::Errno::AGAIN) => {
+                Err(Errno::AGAIN) => {
                     if self.refuses_to_wait() {
                         return Err(io::ErrorKind::WouldBlock.into());
                     }
                     let limit = *limit.get_or_insert_with(|| self.limit(direction));
                     self.wait_for(&call, direction, limit, seen)?;
                 }
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
                 Ok(()) => return Ok(()),
             }
@@ -290,7 +291,7 @@ impl Fd {
     pub(crate) fn read(
         &self,
         len: usize,
-        mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<usize>,
+        mut attempt: impl FnMut(BorrowedFd<'_>) -> syscalls::Result<usize>,
     ) -> io::Result<usize> {
         self.io(Direction::Read, |fd| {
             // Without a wait no event corrects the assumption that the stream is still empty.
@@ -307,13 +308,13 @@ impl Fd {
     pub(super) fn read_unless_drained(
         &self,
         len: usize,
-        attempt: impl FnOnce() -> rustix::io::Result<usize>,
-    ) -> rustix::io::Result<usize> {
+        attempt: impl FnOnce() -> syscalls::Result<usize>,
+    ) -> syscalls::Result<usize> {
         // The caller read the edges too. An edge since then only means that this attempt is made.
         let seen = self.pollable.edges(Direction::Read);
         // A read into no bytes does not wait.
         if len != 0 && self.pollable.is_drained(seen) && self.short_reads_drain() {
-            return Err(rustix::io::Errno::AGAIN);
+            return Err(Errno::AGAIN);
         }
         let n = attempt()?;
         if n != 0 && n < len && self.short_reads_drain() {

@@ -472,14 +472,14 @@ macro_rules! streams {
             /// the other side has reset the connection.
             impl Read for $name {
                 fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-                    self.fd.read(buf.len(), |fd| rustix::io::read(fd, &mut *buf))
+                    self.fd.read(buf.len(), |fd| $crate::sys::syscalls::read(fd, &mut *buf))
                 }
 
                 fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-                    // What rustix passes to the kernel, whose limit it is.
+                    // What `readv` passes to the kernel, whose limit it is.
                     let passed = bufs.len().min(libc::UIO_MAXIOV as usize);
                     let len = bufs[..passed].iter().map(|buf| buf.len()).sum();
-                    self.fd.read(len, |fd| rustix::io::readv(fd, bufs))
+                    self.fd.read(len, |fd| $crate::sys::syscalls::readv(fd, bufs))
                 }
             }
 
@@ -496,16 +496,14 @@ macro_rules! streams {
             impl Write for $name {
                 fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
                     self.fd.io(Direction::Write, |fd| {
-                        rustix::net::send(fd, buf, rustix::net::SendFlags::NOSIGNAL)
+                        $crate::sys::syscalls::send(fd, buf)
                     })
                 }
 
                 fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
                     let bufs = $crate::net::fd::at_most_iov_max(bufs);
                     self.fd.io(Direction::Write, |fd| {
-                        let mut nothing = rustix::net::SendAncillaryBuffer::default();
-                        let flags = rustix::net::SendFlags::NOSIGNAL;
-                        rustix::net::sendmsg(fd, bufs, &mut nothing, flags)
+                        $crate::sys::syscalls::send_vectored(fd, bufs)
                     })
                 }
 
@@ -739,7 +737,8 @@ macro_rules! async_streams {
                 let len = buf.len();
                 self.fd
                     .io_async(Direction::Read, |fd: BorrowedFd<'_>| {
-                        self.fd.read_unless_drained(len, || rustix::io::read(fd, &mut *buf))
+                        self.fd
+                            .read_unless_drained(len, || $crate::sys::syscalls::read(fd, &mut *buf))
                     })
                     .await
             }
@@ -755,7 +754,7 @@ macro_rules! async_streams {
             pub async fn peek_async(&self, buf: &mut [u8]) -> io::Result<usize> {
                 self.fd
                     .io_async(Direction::Read, |fd: BorrowedFd<'_>| {
-                        rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
+                        $crate::sys::syscalls::recv(fd, &mut *buf, libc::MSG_PEEK)
                     })
                     .await
             }
@@ -774,7 +773,7 @@ macro_rules! async_streams {
             pub async fn write_async(&self, buf: &[u8]) -> io::Result<usize> {
                 self.fd
                     .io_async(Direction::Write, |fd: BorrowedFd<'_>| {
-                        rustix::net::send(fd, buf, rustix::net::SendFlags::NOSIGNAL)
+                        $crate::sys::syscalls::send(fd, buf)
                     })
                     .await
             }
@@ -790,9 +789,7 @@ macro_rules! async_streams {
                 let bufs = $crate::net::fd::at_most_iov_max(bufs);
                 self.fd
                     .io_async(Direction::Write, |fd: BorrowedFd<'_>| {
-                        let mut nothing = rustix::net::SendAncillaryBuffer::default();
-                        let flags = rustix::net::SendFlags::NOSIGNAL;
-                        rustix::net::sendmsg(fd, bufs, &mut nothing, flags)
+                        $crate::sys::syscalls::send_vectored(fd, bufs)
                     })
                     .await
             }

@@ -2,8 +2,7 @@
 
 use super::fd::Fd;
 use crate::sched::netpoll::pollable::Direction;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::pipe::{PipeFlags, pipe_with};
+use crate::sys::syscalls;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -31,7 +30,7 @@ use std::time::Instant;
 /// });
 /// ```
 pub fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let (reader, writer) = syscalls::pipe2(libc::O_NONBLOCK)?;
     let wrap = |fd| Arc::new(Fd::new(fd));
     Ok((PipeReader { fd: wrap(reader) }, PipeWriter { fd: wrap(writer) }))
 }
@@ -188,8 +187,8 @@ macro_rules! pipe_end {
             type Error = io::Error;
 
             fn try_from(fd: OwnedFd) -> io::Result<$name> {
-                let flags = fcntl_getfl(&fd)?;
-                fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+                let flags = syscalls::fcntl_getfl(fd.as_fd())?;
+                syscalls::fcntl_setfl(fd.as_fd(), flags | libc::O_NONBLOCK)?;
                 Ok($name { fd: Arc::new(Fd::new(fd)) })
             }
         }
@@ -206,8 +205,8 @@ macro_rules! pipe_end {
             fn try_from(end: $name) -> io::Result<OwnedFd> {
                 let fd =
                     Arc::into_inner(end.fd).ok_or(io::ErrorKind::ResourceBusy)?.into_owned()?;
-                let flags = fcntl_getfl(&fd)?;
-                fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?;
+                let flags = syscalls::fcntl_getfl(fd.as_fd())?;
+                syscalls::fcntl_setfl(fd.as_fd(), flags & !libc::O_NONBLOCK)?;
                 Ok(fd)
             }
         }
@@ -254,11 +253,11 @@ macro_rules! read {
             /// [`NotConnected`](io::ErrorKind::NotConnected) after `close`.
             impl Read for $name {
                 fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-                    self.fd.io(Direction::Read, |fd| rustix::io::read(fd, &mut *buf))
+                    self.fd.io(Direction::Read, |fd| syscalls::read(fd, &mut *buf))
                 }
 
                 fn read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-                    self.fd.io(Direction::Read, |fd| rustix::io::readv(fd, bufs))
+                    self.fd.io(Direction::Read, |fd| syscalls::readv(fd, bufs))
                 }
             }
         )+
@@ -278,11 +277,11 @@ macro_rules! write {
             /// SIGPIPE when all readers are gone; Rust programs ignore that signal by default.
             impl Write for $name {
                 fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-                    self.fd.io(Direction::Write, |fd| rustix::io::write(fd, buf))
+                    self.fd.io(Direction::Write, |fd| syscalls::write(fd, buf))
                 }
 
                 fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-                    self.fd.io(Direction::Write, |fd| rustix::io::writev(fd, bufs))
+                    self.fd.io(Direction::Write, |fd| syscalls::writev(fd, bufs))
                 }
 
                 fn flush(&mut self) -> io::Result<()> {
@@ -303,7 +302,7 @@ impl PipeReader {
     /// # Cancel
     /// If the future is dropped before it is ready, no data was read.
     pub async fn read_async(&self, buf: &mut [u8]) -> io::Result<usize> {
-        let read = |fd: BorrowedFd<'_>| rustix::io::read(fd, &mut *buf);
+        let read = |fd: BorrowedFd<'_>| syscalls::read(fd, &mut *buf);
         self.fd.io_async(Direction::Read, read).await
     }
 }
@@ -319,7 +318,7 @@ impl PipeWriter {
     /// # Cancel
     /// If the future is dropped before it is ready, no data was written.
     pub async fn write_async(&self, buf: &[u8]) -> io::Result<usize> {
-        let write = |fd: BorrowedFd<'_>| rustix::io::write(fd, buf);
+        let write = |fd: BorrowedFd<'_>| syscalls::write(fd, buf);
         self.fd.io_async(Direction::Write, write).await
     }
 }

@@ -12,7 +12,7 @@ use super::{
     PipeReader, PipeWriter, ReadHalf, TcpStream, UnixReadHalf, UnixStream, UnixWriteHalf, WriteHalf,
 };
 use crate::sched::netpoll::pollable::Direction;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use crate::sys::syscalls;
 #[cfg(feature = "futures-io")]
 use std::io::IoSliceMut;
 use std::io::{self, IoSlice};
@@ -29,7 +29,7 @@ fn poll_read(
 ) -> Poll<io::Result<usize>> {
     let len = buf.len();
     fd.poll_io(Direction::Read, context, |raw| {
-        fd.read_unless_drained(len, || rustix::io::read(raw, &mut *buf).map(|(read, _)| read.len()))
+        fd.read_unless_drained(len, || syscalls::read_uninit(raw, &mut *buf))
     })
 }
 
@@ -39,11 +39,11 @@ fn poll_read_vectored(
     context: &mut Context<'_>,
     bufs: &mut [IoSliceMut<'_>],
 ) -> Poll<io::Result<usize>> {
-    // What rustix passes to the kernel, whose limit it is.
+    // What `readv` passes to the kernel, whose limit it is.
     let passed = bufs.len().min(libc::UIO_MAXIOV as usize);
     let len = bufs[..passed].iter().map(|buf| buf.len()).sum();
     fd.poll_io(Direction::Read, context, |raw| {
-        fd.read_unless_drained(len, || rustix::io::readv(raw, bufs))
+        fd.read_unless_drained(len, || syscalls::readv(raw, bufs))
     })
 }
 
@@ -61,8 +61,8 @@ fn poll_write(
     buf: &[u8],
 ) -> Poll<io::Result<usize>> {
     fd.poll_io(Direction::Write, context, |raw| match kind {
-        Kind::Socket => rustix::net::send(raw, buf, SendFlags::NOSIGNAL),
-        Kind::Pipe => rustix::io::write(raw, buf),
+        Kind::Socket => syscalls::send(raw, buf),
+        Kind::Pipe => syscalls::write(raw, buf),
     })
 }
 
@@ -74,11 +74,8 @@ fn poll_write_vectored(
 ) -> Poll<io::Result<usize>> {
     let bufs = super::fd::at_most_iov_max(bufs);
     fd.poll_io(Direction::Write, context, |raw| match kind {
-        Kind::Socket => {
-            let mut nothing = SendAncillaryBuffer::default();
-            rustix::net::sendmsg(raw, bufs, &mut nothing, SendFlags::NOSIGNAL)
-        }
-        Kind::Pipe => rustix::io::writev(raw, bufs),
+        Kind::Socket => syscalls::send_vectored(raw, bufs),
+        Kind::Pipe => syscalls::writev(raw, bufs),
     })
 }
 

@@ -7,8 +7,9 @@ use super::tcp::std_addr;
 use crate::sched::netpoll::pollable::Direction;
 #[cfg(feature = "std")]
 use crate::simnet;
-use rustix::net::{RecvFlags, SendFlags, SocketAddrAny};
-use socket2::{Domain, Protocol, Socket, Type};
+use crate::sys::syscalls;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::ffi::c_int;
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -277,7 +278,7 @@ impl UdpSocket {
     /// });
     /// ```
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        self.fd.io(Direction::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
+        self.fd.io(Direction::Write, |fd| syscalls::send(fd, buf))
     }
 
     /// Sends a datagram to `addr`, and returns its length.
@@ -344,7 +345,7 @@ impl UdpSocket {
     /// });
     /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.receive(buf, RecvFlags::empty())
+        self.receive(buf, 0)
     }
 
     /// Waits for a datagram as [`recv`](UdpSocket::recv) does, and leaves it for the next receive.
@@ -364,7 +365,7 @@ impl UdpSocket {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.receive(buf, RecvFlags::PEEK)
+        self.receive(buf, libc::MSG_PEEK)
     }
 
     /// Waits for a datagram and returns its length and the address of its sender.
@@ -389,7 +390,7 @@ impl UdpSocket {
     /// });
     /// ```
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive_from(buf, RecvFlags::empty())
+        self.receive_from(buf, 0)
     }
 
     /// Waits for a datagram as [`recv_from`](UdpSocket::recv_from) does, and leaves it for the next
@@ -411,7 +412,7 @@ impl UdpSocket {
     /// });
     /// ```
     pub fn peek_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive_from(buf, RecvFlags::PEEK)
+        self.receive_from(buf, libc::MSG_PEEK)
     }
 
     /// Sends a datagram to the connected address, in async code.
@@ -422,7 +423,7 @@ impl UdpSocket {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was sent.
     pub async fn send_async(&self, buf: &[u8]) -> io::Result<usize> {
-        let send = |fd: BorrowedFd<'_>| rustix::net::send(fd, buf, SendFlags::NOSIGNAL);
+        let send = |fd: BorrowedFd<'_>| syscalls::send(fd, buf);
         self.fd.io_async(Direction::Write, send).await
     }
 
@@ -466,7 +467,7 @@ impl UdpSocket {
     /// });
     /// ```
     pub async fn recv_async(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.receive_async(buf, RecvFlags::empty()).await
+        self.receive_async(buf, 0).await
     }
 
     /// As [`recv_async`](UdpSocket::recv_async), and leaves the datagram for the next call.
@@ -477,7 +478,7 @@ impl UdpSocket {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was received.
     pub async fn peek_async(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.receive_async(buf, RecvFlags::PEEK).await
+        self.receive_async(buf, libc::MSG_PEEK).await
     }
 
     /// Receives a datagram and its sender's address, in async code.
@@ -488,7 +489,7 @@ impl UdpSocket {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was received.
     pub async fn recv_from_async(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive_from_async(buf, RecvFlags::empty()).await
+        self.receive_from_async(buf, 0).await
     }
 
     /// As [`recv_from_async`](UdpSocket::recv_from_async), and leaves the datagram for the next
@@ -500,34 +501,31 @@ impl UdpSocket {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was received.
     pub async fn peek_from_async(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        self.receive_from_async(buf, RecvFlags::PEEK).await
+        self.receive_from_async(buf, libc::MSG_PEEK).await
     }
 
-    async fn receive_async(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
-        let receive = |fd: BorrowedFd<'_>| rustix::net::recv(fd, &mut *buf, flags).map(|(n, _)| n);
+    async fn receive_async(&self, buf: &mut [u8], flags: c_int) -> io::Result<usize> {
+        let receive = |fd: BorrowedFd<'_>| syscalls::recv(fd, &mut *buf, flags);
         self.fd.io_async(Direction::Read, receive).await
     }
 
     async fn receive_from_async(
         &self,
         buf: &mut [u8],
-        flags: RecvFlags,
+        flags: c_int,
     ) -> io::Result<(usize, SocketAddr)> {
-        let receive = |fd: BorrowedFd<'_>| {
-            rustix::net::recvfrom(fd, &mut *buf, flags).map(|(n, _, from)| (n, from))
-        };
+        let receive = |fd: BorrowedFd<'_>| syscalls::recvfrom(fd, &mut *buf, flags);
         let (n, from) = self.fd.io_async(Direction::Read, receive).await?;
         Ok((n, sender(from)?))
     }
 
-    fn receive(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
-        self.fd.io(Direction::Read, |fd| rustix::net::recv(fd, &mut *buf, flags).map(|(n, _)| n))
+    fn receive(&self, buf: &mut [u8], flags: c_int) -> io::Result<usize> {
+        self.fd.io(Direction::Read, |fd| syscalls::recv(fd, &mut *buf, flags))
     }
 
-    fn receive_from(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<(usize, SocketAddr)> {
-        let (n, from) = self.fd.io(Direction::Read, |fd| {
-            rustix::net::recvfrom(fd, &mut *buf, flags).map(|(n, _, from)| (n, from))
-        })?;
+    fn receive_from(&self, buf: &mut [u8], flags: c_int) -> io::Result<(usize, SocketAddr)> {
+        let (n, from) =
+            self.fd.io(Direction::Read, |fd| syscalls::recvfrom(fd, &mut *buf, flags))?;
         Ok((n, sender(from)?))
     }
 
@@ -647,31 +645,28 @@ impl UdpSocket {
 }
 
 /// Makes one attempt to send a datagram.
-fn attempt_send_to(fd: BorrowedFd<'_>, buf: &[u8], addr: SocketAddr) -> rustix::io::Result<usize> {
+fn attempt_send_to(fd: BorrowedFd<'_>, buf: &[u8], addr: SocketAddr) -> syscalls::Result<usize> {
     #[cfg(feature = "std")]
     if let Some(network) = simnet::here()
         && let Some(sent) = network.send_to(fd.as_raw_fd(), buf, addr)
     {
-        let error = || rustix::io::Errno::from_raw_os_error(-sent as i32);
-        return usize::try_from(sent).map_err(|_| error());
+        return syscalls::checked(sent);
     }
-    rustix::net::sendto(fd, buf, SendFlags::NOSIGNAL, &addr)
+    syscalls::sendto(fd, buf, &SockAddr::from(addr))
 }
 
 /// Returns the address of the sender of a datagram.
-fn sender(from: Option<SocketAddrAny>) -> io::Result<SocketAddr> {
-    let from = from.ok_or_else(|| io::Error::other("a datagram without an address"))?;
+fn sender(from: SockAddr) -> io::Result<SocketAddr> {
     #[cfg(feature = "std")]
     if let Some(from) = simulated_sender(&from) {
         return Ok(from);
     }
-    from.try_into().map_err(io::Error::from)
+    std_addr(from)
 }
 
 /// Returns the address of a sender in a simulated network.
 #[cfg(feature = "std")]
-fn simulated_sender(from: &SocketAddrAny) -> Option<SocketAddr> {
+fn simulated_sender(from: &SockAddr) -> Option<SocketAddr> {
     simnet::here()?;
-    let unix = rustix::net::SocketAddrUnix::try_from(from.clone()).ok()?;
-    simnet::sockets::source_of_abstract(unix.abstract_name()?)
+    simnet::sockets::source_of_abstract(from.as_abstract_namespace()?)
 }

@@ -221,7 +221,7 @@ mod tests {
                     }
                     m = at(m + entry("m.next"));
                 }
-                let here = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+                let here = crate::sys::syscalls::gettid();
                 assert!(running.contains(&here), "{running:?} without {here}");
                 let place: usize = at(address + entry("g.created_at"));
                 assert_eq!(place, std::ptr::from_ref(g.origin().1).addr());

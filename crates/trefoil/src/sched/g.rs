@@ -26,6 +26,7 @@ use crate::sched::task::Task;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, goroutine::scope::ScopeData};
 use crate::sys::lock::Lock;
+use crate::sys::syscalls;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
@@ -465,12 +466,9 @@ pub(crate) fn put_central(g: &'static G) {
 /// thread owns (sched/mod.rs, rule 2).
 #[cold]
 fn grow(free: &mut RunList) -> io::Result<()> {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     // SAFETY: a new private mapping, anywhere.
-    let memory = unsafe {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        mmap_anonymous(null_mut(), size_of::<Slab>(), prot, MapFlags::PRIVATE)
-    };
+    let memory =
+        unsafe { syscalls::mmap_anonymous(null_mut(), size_of::<Slab>(), syscalls::READ_WRITE, 0) };
     // The error has no text of its own, because that would be allocated.
     let slab: *mut Slab = memory?.cast();
     for i in 0..GS_PER_SLAB {

@@ -57,12 +57,12 @@ use crate::sys::clock::Nanos;
 use crate::sys::epoll::PollSlot;
 use crate::sys::free_list::{FreeLink, FreeList, Reusable};
 use crate::sys::parker::Parker;
+use crate::sys::syscalls;
 use crate::sys::thread;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::marker::PhantomData;
 use std::mem::offset_of;
-use std::num::NonZeroU64;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
@@ -372,13 +372,13 @@ impl M {
         }
         // Release: a signal handler on this thread that sees the tid also sees `tp`
         // (`thread_fs_base`).
-        self.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
+        self.tid.store(syscalls::gettid(), Ordering::Release);
         #[cfg(all(debug_assertions, feature = "std"))]
         crate::sched::allocator::OWN_M.set(self);
         // SAFETY: Ms are never freed (invariant 2), and `this` is set.
         unsafe { arch::set_m(std::ptr::from_ref(self)) };
         // By default the kernel may be 50 µs late with a timer.
-        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        syscalls::set_timer_slack(1);
         let _alternate = AlternateStack::install();
         simulation::attach_thread(self.sched());
         sample::attach(self);
@@ -401,7 +401,7 @@ impl M {
     pub(crate) fn thread_fs_base() -> Option<usize> {
         // SAFETY: the GS base is null or an M, which is never freed (invariant 2).
         let m = unsafe { arch::inherited_m::<M>().as_ref()? };
-        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let tid = syscalls::gettid();
         // With another tid the GS base was inherited from the thread that started this one.
         (m.tid.load(Ordering::Relaxed) == tid).then(|| m.tp.get() as usize)
     }

@@ -40,6 +40,7 @@ use crate::sys::clock::{Nanos, now};
 use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
 use crate::sys::signal;
+use crate::sys::syscalls;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -138,19 +139,17 @@ static RING: Ring = Ring {
 impl Ring {
     /// Maps the memory, once.
     fn map(&self) -> io::Result<()> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
         if !self.words.load(Ordering::Acquire).is_null() {
             return Ok(());
         }
         let bytes = RING_WORDS as usize * 8;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let (prot, flags) = (syscalls::READ_WRITE, libc::MAP_NORESERVE);
         // SAFETY: a new mapping, anywhere.
-        let memory = unsafe { mmap_anonymous(null_mut(), bytes, prot, flags) }?;
+        let memory = unsafe { syscalls::mmap_anonymous(null_mut(), bytes, prot, flags) }?;
         let (old, new) = (Ordering::AcqRel, Ordering::Acquire);
         if self.words.compare_exchange(null_mut(), memory.cast(), old, new).is_err() {
             // SAFETY: another thread was faster, and no thread knows this mapping.
-            let _ = unsafe { munmap(memory, bytes) };
+            let _ = unsafe { syscalls::munmap(memory, bytes) };
         }
         Ok(())
     }
@@ -314,12 +313,13 @@ pub(crate) fn lost(kind: SampleKind) -> u64 {
 
 /// Returns the memory of the ring to the kernel, if it is empty. The caller has ended all sampling.
 pub(crate) fn trim() {
-    use rustix::mm::{Advice, madvise};
     let words = RING.words.load(Ordering::Acquire);
     // A writer that comes later sees that sampling has ended.
     if !words.is_null() && WRITERS.load(Ordering::SeqCst) == 0 && written() == taken() {
         // SAFETY: the ring's mapping; all words in it are zero, and stay so.
-        let _ = unsafe { madvise(words.cast(), RING_WORDS as usize * 8, Advice::LinuxDontNeed) };
+        let _ = unsafe {
+            syscalls::madvise(words.cast(), RING_WORDS as usize * 8, libc::MADV_DONTNEED)
+        };
     }
 }
 
@@ -563,7 +563,7 @@ pub(crate) unsafe extern "C" fn on_cpu_signal(
     }
     // SAFETY: null, or an M; Ms are never freed.
     let Some(m) = (unsafe { arch::inherited_m::<M>().as_ref() }) else { return };
-    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let tid = syscalls::gettid();
     if m.tid.load(Ordering::Relaxed) != tid {
         // The thread is about to end, and another one has its M.
         return;

@@ -2,6 +2,7 @@
 //! which may be small or full.
 
 use super::mm::PAGE;
+use super::syscalls;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
@@ -26,19 +27,17 @@ impl AlternateStack {
     /// Installs one for the calling thread. Returns None if there is no memory: then a stack
     /// overflow kills the process without a message.
     pub(crate) fn install() -> Option<AlternateStack> {
-        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let (prot, flags) = (syscalls::READ_WRITE, libc::MAP_NORESERVE);
         // SAFETY: a new mapping that only this thread uses.
         unsafe {
-            let memory = mmap_anonymous(null_mut(), MAPPED_BYTES, prot, flags).ok()?;
+            let memory = syscalls::mmap_anonymous(null_mut(), MAPPED_BYTES, prot, flags).ok()?;
             // If no mapping is left for the guard, a stack without a guard is better than none.
-            let _ = mprotect(memory, GUARD_BYTES, MprotectFlags::empty());
+            let _ = syscalls::mprotect(memory, GUARD_BYTES, libc::PROT_NONE);
             let low = memory.byte_add(GUARD_BYTES);
             let stack = libc::stack_t { ss_sp: low, ss_flags: 0, ss_size: ALTERNATE_BYTES };
             let mut before = MaybeUninit::uninit();
             if libc::sigaltstack(&raw const stack, before.as_mut_ptr()) != 0 {
-                let _ = rustix::mm::munmap(memory, MAPPED_BYTES);
+                let _ = syscalls::munmap(memory, MAPPED_BYTES);
                 return None;
             }
             Some(AlternateStack { memory, before: before.assume_init() })
@@ -52,7 +51,7 @@ impl Drop for AlternateStack {
         // the stack that std installed; std removes it itself.
         unsafe {
             libc::sigaltstack(&raw const self.before, null_mut());
-            let _ = rustix::mm::munmap(self.memory, MAPPED_BYTES);
+            let _ = syscalls::munmap(self.memory, MAPPED_BYTES);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Code that runs in a simulated runtime (`sched/simulation/`) reads the simulated time instead.
 
 use super::parker::Parker;
-use rustix::time::{ClockId, clock_gettime};
+use super::vdso::clock_gettime;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ pub(crate) fn wall_now() -> u64 {
     {
         return SIMULATION_WALL_START + (now - SIMULATION_START);
     }
-    let t = clock_gettime(ClockId::Realtime);
+    let t = clock_gettime(libc::CLOCK_REALTIME);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn deadline_after_now(deadline: Nanos) -> Nanos {
 /// Returns the current time, also in a simulation.
 #[inline]
 pub(crate) fn real_now() -> Nanos {
-    let t = clock_gettime(ClockId::Monotonic);
+    let t = clock_gettime(libc::CLOCK_MONOTONIC);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 

@@ -18,6 +18,7 @@
 //! A hybrid system has both; a controller belongs to one of the two, so the other has no such file.
 //! What cannot be read or parsed is no limit: none of this may stop a program from starting.
 
+use super::syscalls;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -39,8 +40,8 @@ pub(crate) fn num_threads() -> usize {
 ///
 /// Not the calling thread's mask: a thread that pinned itself must not reduce the number of Ps.
 pub(crate) fn num_cpus() -> usize {
-    match rustix::thread::sched_getaffinity(Some(rustix::process::getpid())) {
-        Ok(set) => (set.count() as usize).max(1),
+    match syscalls::sched_getaffinity(syscalls::getpid()) {
+        Ok(mask) => mask.iter().map(|word| word.count_ones() as usize).sum::<usize>().max(1),
         // The kernel has more CPUs than the mask has bits (1024), or a sandbox forbids the call.
         Err(_) => std::thread::available_parallelism().map_or(1, |n| n.get()),
     }

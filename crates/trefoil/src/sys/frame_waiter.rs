@@ -15,8 +15,8 @@
 //! Rejected: `Parker`, whose token outlives a wait and whose timeouts are relative. A deadline on
 //! `CLOCK_REALTIME` must move when that clock is set.
 
-use rustix::thread::futex::{self, Timespec};
-use std::num::NonZeroU32;
+use super::futex::{futex_wait_until, futex_wake};
+use super::syscalls::Errno;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const AWAKE: u32 = 0;
@@ -58,23 +58,20 @@ impl FrameWaiter {
             return true;
         }
         loop {
-            let flags = match limit {
-                Some(ClockTime { clock: WaitClock::Realtime, .. }) => {
-                    futex::Flags::PRIVATE | futex::Flags::CLOCK_REALTIME
-                }
-                _ => futex::Flags::PRIVATE,
+            let clock = match limit {
+                Some(ClockTime { clock: WaitClock::Realtime, .. }) => libc::CLOCK_REALTIME,
+                _ => libc::CLOCK_MONOTONIC,
             };
-            let limit = limit.map(|limit| Timespec {
+            let limit = limit.map(|limit| libc::timespec {
                 tv_sec: limit.seconds.max(0),
                 tv_nsec: if limit.seconds < 0 { 0 } else { limit.nanos.into() },
             });
-            let all = NonZeroU32::MAX;
-            let slept = futex::wait_bitset(&self.0, flags, ASLEEP, limit.as_ref(), all);
+            let slept = futex_wait_until(&self.0, ASLEEP, clock, limit.as_ref());
             if self.0.load(Ordering::Acquire) == WOKEN {
                 return true;
             }
             // Another error, or none: a signal, or a wake-up for an earlier owner of this address.
-            if slept == Err(rustix::io::Errno::TIMEDOUT) {
+            if slept == Err(Errno::TIMEDOUT) {
                 return false;
             }
         }
@@ -85,13 +82,8 @@ impl FrameWaiter {
         let word = &raw const self.0;
         // Release: pairs with the owner's Acquire.
         if self.0.swap(WOKEN, Ordering::Release) == ASLEEP {
-            // SAFETY: the kernel does not read the word for a wake-up, so the frame may be gone.
-            let _ = unsafe {
-                super::raw::syscall(
-                    libc::SYS_futex,
-                    [word as usize, (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as usize, 1],
-                )
-            };
+            // The kernel does not read the word for a wake-up, so the frame may be gone.
+            futex_wake(word, 1);
         }
     }
 }

@@ -24,7 +24,7 @@ use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::thread::futex;
+use super::futex::{futex_wait_marked, futex_wake};
 
 /// Reads of a held lock before the thread sleeps. Critical sections last tens to hundreds of
 /// nanoseconds and a read with its pause 40–140 cycles, so this covers several of them. A sleep and
@@ -333,15 +333,12 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 /// word again.
 #[cold]
 fn sleep_while(word: &AtomicU32, value: u32) {
-    // EAGAIN (the word changed) and EINTR (a signal) both mean "read it again". A wake-up without a
-    // bitset matches every bitset.
-    let _ = futex::wait_bitset(word, futex::Flags::PRIVATE, value, None, LOCK_BITSET);
+    futex_wait_marked(word, value, LOCK_BITSET);
 }
 
 #[cold]
 fn wake(word: &AtomicU32, how_many: u32) {
-    // Fails only for a bad address, and this one is borrowed.
-    let _ = futex::wake(word, futex::Flags::PRIVATE, how_many);
+    futex_wake(word, how_many);
 }
 
 #[cfg(test)]

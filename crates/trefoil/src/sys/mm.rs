@@ -21,18 +21,16 @@
 //! - [`discard`] uses `MADV_DONTNEED_LOCKED` (Linux 5.18).
 //!
 //! Everything here is a raw system call, without errno and without libc: it runs with a goroutine's
-//! TLS, inside the runtime, where interposed functions must not be called. rustix lacks the guard
-//! advices and `process_madvise`; those two go through `sys::raw`.
+//! TLS, inside the runtime, where interposed functions must not be called.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::raw::syscall;
-use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
+use super::syscalls::{self, Errno};
 
 /// Bytes in the smallest page of the supported CPUs: the unit in which memory is counted. What is
 /// passed to the kernel is rounded to [`page`].
@@ -63,11 +61,10 @@ fn ask_page_slow() -> usize {
     bytes
 }
 
-const MADV_DONTNEED: usize = 4;
-const MADV_POPULATE_WRITE: usize = 23;
-const MADV_DONTNEED_LOCKED: usize = 24;
-const MADV_GUARD_INSTALL: usize = 102;
-const MADV_GUARD_REMOVE: usize = 103;
+const MADV_POPULATE_WRITE: c_int = 23;
+const MADV_DONTNEED_LOCKED: c_int = 24;
+const MADV_GUARD_INSTALL: c_int = 102;
+const MADV_GUARD_REMOVE: c_int = 103;
 
 /// The calling process, as a pidfd (Linux ≥ 6.15); unlike a descriptor it stays right after fork.
 const PIDFD_SELF_THREAD_GROUP: isize = -10_001;
@@ -109,25 +106,24 @@ pub(crate) struct Reserved {
 ///
 /// The mapping is not backed by huge pages: a stack of one page must cost one page.
 pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let (prot, flags) = (libc::PROT_NONE, libc::MAP_NORESERVE);
     let hint = ptr::without_provenance_mut::<c_void>(hint);
     // Without access at first: under `MCL_FUTURE` the kernel would populate all of it at once.
     // SAFETY: without MAP_FIXED a mapping never replaces another one; the hint is not binding.
-    let at = unsafe { rustix::mm::mmap_anonymous(hint, len, ProtFlags::empty(), flags) }?;
+    let at = unsafe { syscalls::mmap_anonymous(hint, len, prot, flags) }?;
     let span = Span { base: at.expose_provenance(), len };
     // SAFETY: a new mapping without contents, whose address no other thread knows.
     let made = unsafe {
         // On every kernel this is the only way to find out whether a mapping is locked.
-        let refused = advise(span, MADV_DONTNEED).is_err();
-        let wants_lock = refused && rustix::mm::munlock(at, len).is_ok();
-        rustix::mm::mprotect(at, len, MprotectFlags::READ | MprotectFlags::WRITE)
-            .map(|()| wants_lock)
+        let refused = advise(span, libc::MADV_DONTNEED).is_err();
+        let wants_lock = refused && syscalls::munlock(at, len).is_ok();
+        syscalls::mprotect(at, len, syscalls::READ_WRITE).map(|()| wants_lock)
     };
     match made {
         Ok(wants_lock) => {
             // A kernel without huge pages refuses the advice and needs none.
             // SAFETY: advice about our new mapping; changes no contents.
-            let _ = unsafe { rustix::mm::madvise(at, len, Advice::LinuxNoHugepage) };
+            let _ = unsafe { syscalls::madvise(at, len, libc::MADV_NOHUGEPAGE) };
             let base = NonNull::new(at.cast()).expect("mmap never returns null");
             Ok(Reserved { base, wants_lock })
         }
@@ -147,7 +143,7 @@ pub(crate) fn reserve(hint: usize, len: usize) -> io::Result<Reserved> {
 pub(crate) unsafe fn lock_on_fault(span: Span) {
     let at = ptr::with_exposed_provenance_mut(span.base);
     // SAFETY: a mapping of ours; locking changes no contents.
-    let _ = unsafe { rustix::mm::mlock_with(at, span.len, MlockFlags::ONFAULT) };
+    let _ = unsafe { syscalls::mlock_on_fault(at, span.len) };
 }
 
 /// Does what [`mark`] does in memory that `mlockall` has locked: unlocks `whole`, which contains
@@ -160,7 +156,7 @@ pub(crate) unsafe fn mark_locked(whole: Span, spans: &[Span]) -> io::Result<()> 
     let at = ptr::with_exposed_provenance_mut(whole.base);
     // SAFETY: unlocking and locking change no contents; the caller's contract covers the rest.
     unsafe {
-        rustix::mm::munlock(at, whole.len)?;
+        syscalls::munlock(at, whole.len)?;
         let marked = mark(spans);
         lock_on_fault(whole);
         marked
@@ -173,7 +169,7 @@ pub(crate) unsafe fn mark_locked(whole: Span, spans: &[Span]) -> io::Result<()> 
 /// `span` was made by [`reserve`], and no thread uses it now or later.
 pub(crate) unsafe fn unmap(span: Span) -> io::Result<()> {
     // SAFETY: by the contract no pointer into the span is used any more.
-    unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(span.base), span.len) }?;
+    unsafe { syscalls::munmap(ptr::with_exposed_provenance_mut(span.base), span.len) }?;
     #[cfg(test)]
     test_hooks::unmapped(span);
     Ok(())
@@ -191,7 +187,7 @@ pub(crate) unsafe fn discard(spans: &[Span]) -> io::Result<()> {
     }
     // SAFETY: the caller's contract.
     unsafe {
-        let done = advise_all(spans, MADV_DONTNEED);
+        let done = advise_all(spans, libc::MADV_DONTNEED);
         if done.is_ok() { done } else { advise_all(spans, MADV_DONTNEED_LOCKED) }
     }
 }
@@ -238,7 +234,7 @@ pub(crate) unsafe fn protect(span: Span) -> io::Result<()> {
     }
     let at = ptr::with_exposed_provenance_mut(span.base);
     // SAFETY: the caller's contract.
-    unsafe { rustix::mm::mprotect(at, span.len, MprotectFlags::empty()) }?;
+    unsafe { syscalls::mprotect(at, span.len, libc::PROT_NONE) }?;
     Ok(())
 }
 
@@ -300,7 +296,7 @@ static BATCHED: AtomicU8 = AtomicU8::new(0);
 ///
 /// # Safety
 /// The caller owns the spans and accepts what the advice does to them, once or twice.
-unsafe fn advise_all(spans: &[Span], advice: usize) -> io::Result<()> {
+unsafe fn advise_all(spans: &[Span], advice: c_int) -> io::Result<()> {
     if spans.len() > 1 && spans.len() <= SPANS_MAX && BATCHED.load(Ordering::Relaxed) != 2 {
         // SAFETY: the caller's contract.
         if unsafe { advise_vector(spans, advice) } {
@@ -320,10 +316,10 @@ unsafe fn advise_all(spans: &[Span], advice: usize) -> io::Result<()> {
 ///
 /// # Safety
 /// As [`advise_all`].
-unsafe fn advise_vector(spans: &[Span], advice: usize) -> bool {
+unsafe fn advise_vector(spans: &[Span], advice: c_int) -> bool {
     let want: usize = spans.iter().map(|s| s.len).sum();
     let vector = spans.as_ptr().expose_provenance();
-    let args = [PIDFD_SELF_THREAD_GROUP as usize, vector, spans.len(), advice, 0];
+    let args = [PIDFD_SELF_THREAD_GROUP as usize, vector, spans.len(), advice as usize, 0];
     // SAFETY: the vector is borrowed for the call; the spans are the caller's contract.
     let got = unsafe { syscall(libc::SYS_process_madvise, args) };
     if got < 0 && BATCHED.load(Ordering::Relaxed) == 0 {
@@ -338,18 +334,20 @@ unsafe fn advise_vector(spans: &[Span], advice: usize) -> bool {
 ///
 /// # Safety
 /// As [`advise_all`].
-unsafe fn advise(span: Span, advice: usize) -> io::Result<()> {
-    const EINTR: isize = -4; // `MADV_GUARD_INSTALL` stops for a pending signal
-    const EAGAIN: isize = -11;
+unsafe fn advise(span: Span, advice: c_int) -> io::Result<()> {
+    let at = ptr::with_exposed_provenance_mut(span.base);
     loop {
         // SAFETY: the caller's contract.
-        match unsafe { syscall(libc::SYS_madvise, [span.base, span.len, advice]) } {
-            0 => return Ok(()),
-            EINTR | EAGAIN => {}
-            e => return Err(Errno::from_raw_os_error(-e as i32).into()),
+        match unsafe { syscalls::madvise(at, span.len, advice) } {
+            // `MADV_GUARD_INSTALL` stops for a pending signal.
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            result => return Ok(result?),
         }
     }
 }
+
+/// The size of a huge page, if pages have 4 KiB.
+const HUGE_PAGE: usize = 2 << 20;
 
 /// Has the kernel provide the memory that is about to be filled at once, in huge pages if it can:
 /// 16 MiB are 4096 page faults otherwise, which take longer than to fill it.
@@ -359,10 +357,13 @@ pub(crate) fn provide<T>(memory: &mut [MaybeUninit<T>]) {
     let end = range.end.addr() & !(page() - 1);
     if start < end {
         let at = range.start.with_addr(start).cast();
+        // The advice stays with the addresses, which the allocator uses again: not for less than
+        // a huge page.
+        let huge = (end - start > HUGE_PAGE).then_some(libc::MADV_HUGEPAGE);
         // Older kernels refuse one or both, and the pages come one by one.
-        for advice in [Advice::LinuxHugepage, Advice::LinuxPopulateWrite] {
+        for advice in huge.into_iter().chain([MADV_POPULATE_WRITE]) {
             // SAFETY: whole pages of memory that the caller owns; neither advice changes contents.
-            let _ = unsafe { rustix::mm::madvise(at, end - start, advice) };
+            let _ = unsafe { syscalls::madvise(at, end - start, advice) };
         }
     }
 }
@@ -381,7 +382,7 @@ pub(crate) fn read_u32(address: usize) -> Option<u32> {
 /// Simulates refusals of the kernel.
 #[cfg(test)]
 pub(crate) mod test_hooks {
-    use super::{MapFlags, ProtFlags, Span, page, ptr};
+    use super::{Span, page, ptr, syscalls};
     use std::cell::Cell;
 
     thread_local! {
@@ -398,10 +399,10 @@ pub(crate) mod test_hooks {
         if !FAIL_PROTECT.get() || NEIGHBOUR.get().is_some() {
             return;
         }
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        let (prot, flags) = (libc::PROT_READ, libc::MAP_FIXED_NOREPLACE);
         let at = ptr::with_exposed_provenance_mut(span.base);
         // SAFETY: a new mapping that replaces none.
-        let made = unsafe { rustix::mm::mmap_anonymous(at, page(), ProtFlags::READ, flags) };
+        let made = unsafe { syscalls::mmap_anonymous(at, page(), prot, flags) };
         NEIGHBOUR.set(made.ok().map(|at| at.expose_provenance()));
     }
 

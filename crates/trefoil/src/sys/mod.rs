@@ -27,8 +27,10 @@ pub(crate) mod sort;
 #[cfg(feature = "std")]
 pub(crate) mod sorted_map;
 pub(crate) mod stderr;
+pub(crate) mod syscalls;
 #[cfg(test)]
 pub(crate) mod test_child;
 pub(crate) mod thread;
+pub(crate) mod vdso;
 
 pub(crate) use stderr::fatal;

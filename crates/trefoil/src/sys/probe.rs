@@ -14,11 +14,11 @@
 use super::clock::{Nanos, now};
 use super::lock;
 use super::raw::syscall;
-use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{CWD, Mode, OFlags};
+use super::syscalls;
 use std::ffi::CStr;
 use std::io::Write;
 use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +59,7 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         // SAFETY: our own descriptor, which is not used after this.
-        unsafe { rustix::io::close(self.0.as_raw_fd()) };
+        unsafe { syscalls::close(self.0.as_raw_fd()) };
     }
 }
 
@@ -81,7 +81,7 @@ impl ThreadProbe {
         }
         self.call = None;
         let mut text = [0u8; 160];
-        let read = self.file.as_ref().map(|file| rustix::io::pread(&*file.0, &mut text, 0));
+        let read = self.file.as_ref().map(|file| syscalls::pread(file.0.as_fd(), &mut text, 0));
         let call = match read {
             Some(Ok(_)) if text.starts_with(b"running") => return ThreadState::Running,
             Some(Ok(n)) if n > 0 => BlockedCall::parse(&text[..n]),
@@ -178,7 +178,7 @@ fn open(tid: u32) -> Option<OwnedFd> {
     let mut path = [0u8; 48];
     write!(&mut path[..], "/proc/self/task/{tid}/syscall\0").ok()?;
     let path = CStr::from_bytes_until_nul(&path).ok()?;
-    rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    syscalls::open_to_read(path).ok()
 }
 
 /// Returns the nanoseconds that a thread has spent on a CPU; 0 if that cannot be found out.
@@ -214,10 +214,7 @@ mod tests {
         }
         std::thread::scope(|s| {
             let thread = s.spawn(|| {
-                tid.store(
-                    rustix::thread::gettid().as_raw_nonzero().get() as u32,
-                    Ordering::Release,
-                );
+                tid.store(syscalls::gettid(), Ordering::Release);
                 while work.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }

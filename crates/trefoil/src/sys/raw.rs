@@ -1,4 +1,7 @@
 //! System calls without libc: no errno, no cancellation point, no interposed function on the way.
+//!
+//! `syscalls/` has a typed function for each call that the crate makes for itself. Interposed
+//! functions, which pass on what their caller has passed, use [`syscall`].
 
 pub(crate) use crate::arch::syscall;
 

@@ -1,5 +1,6 @@
 //! Writes to stderr without allocation, lock or errno: for signal handlers and fatal errors.
 
+use super::syscalls::{self, Errno};
 use std::fmt::{self, Write};
 use std::os::fd::BorrowedFd;
 
@@ -20,9 +21,9 @@ pub(crate) fn write_all_stderr(mut bytes: &[u8]) {
     // SAFETY: borrowed for the writes only; if descriptor 2 is closed they fail.
     let stderr = unsafe { BorrowedFd::borrow_raw(2) };
     while !bytes.is_empty() {
-        match rustix::io::write(stderr, bytes) {
+        match syscalls::write(stderr, bytes) {
             Ok(n) if n > 0 => bytes = &bytes[n..],
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             _ => return,
         }
     }

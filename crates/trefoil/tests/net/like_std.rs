@@ -217,6 +217,22 @@ fn peek_from_returns_every_kind_of_address_and_leaves_the_datagram() {
     });
 }
 
+#[test]
+fn paths_that_are_no_address_are_invalid_input() {
+    everywhere(|| {
+        let socket = UnixDatagram::unbound().unwrap();
+        let std_socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        for path in ["x".repeat(108), "x".repeat(200), "a\0b".into(), "\0abstract".into()] {
+            let error = socket.send_to(b"x", &path).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{path:?}");
+            assert_eq!(std_socket.send_to(b"x", &path).unwrap_err().kind(), error.kind());
+        }
+        assert_eq!(socket.send_to(b"x", "").unwrap_err().kind(), ErrorKind::InvalidInput);
+        let error = socket.send_to(b"x", "x".repeat(107)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "the longest path that fits");
+    });
+}
+
 /// Returns what identifies the file behind a descriptor.
 fn identity(fd: OwnedFd) -> (u64, u64) {
     let metadata = File::from(fd).metadata().unwrap();

@@ -23,6 +23,7 @@ use crate::arch::Registers;
 use crate::sys::mm::PAGE;
 use crate::sys::raw::syscall;
 use crate::sys::signal::{change_mask, set_mask};
+use crate::sys::syscalls;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -100,12 +101,8 @@ impl Map {
     pub(super) fn new(len: usize) -> Result<Self, String> {
         // SAFETY: a new private mapping at an address of the kernel's choice.
         let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                len,
-                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
-                rustix::mm::MapFlags::PRIVATE | rustix::mm::MapFlags::NORESERVE,
-            )
+            let (anywhere, prot) = (std::ptr::null_mut(), syscalls::READ_WRITE);
+            syscalls::mmap_anonymous(anywhere, len, prot, libc::MAP_NORESERVE)
         };
         base.map(|b| Self { base: b as usize, len })
             .map_err(|e| format!("mmap of {len} bytes: {e}"))
@@ -115,7 +112,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         // SAFETY: its users (the joined probe thread, the self-test) have ended.
-        let _ = unsafe { rustix::mm::munmap(self.base as *mut c_void, self.len) };
+        let _ = unsafe { syscalls::munmap(self.base as *mut c_void, self.len) };
     }
 }
 
@@ -185,7 +182,7 @@ extern "C" fn probe_main(arg: *mut c_void) -> *mut c_void {
         p.errno_at = libc::__errno_location() as usize;
         syscall(libc::SYS_prctl, [PR_GET_TID_ADDRESS, (&raw mut p.clear_tid_at) as usize, 0, 0]);
     }
-    p.tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    p.tid = syscalls::gettid();
     p.list = find_list(p);
     std::ptr::null_mut()
 }
@@ -479,7 +476,7 @@ fn rseq_offset() -> Option<isize> {
 /// Finds the tid: the 32-bit word that equals gettid() in the probe thread *and* in the calling
 /// thread, so that another small number is not mistaken for a small tid (7 in a container).
 fn find_tid(p: &ProbeThread, pthread: &Range<isize>, rseq: Option<isize>) -> Result<isize, String> {
-    let (me, mine) = (thread_pointer(), rustix::thread::gettid().as_raw_nonzero().get() as u32);
+    let (me, mine) = (thread_pointer(), syscalls::gettid());
     let mut found = pthread.clone().step_by(4).filter(|&off| {
         // SAFETY: inside the copy; and the calling thread is a real thread with a block of the same
         // size. (rseq, which the kernel may write meanwhile, is excluded.)

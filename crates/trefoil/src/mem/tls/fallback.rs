@@ -22,8 +22,8 @@
 use super::BlockLayout;
 use super::discover::thread_on;
 use super::raw::{self, store, thread_pointer};
+use crate::sys::futex::futex_wait_shared;
 use crate::sys::raw::syscall;
-use rustix::thread::futex;
 use std::ffi::c_void;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
@@ -76,7 +76,7 @@ pub(super) unsafe fn build(
     // Acquire: what the thread wrote to its block is visible after the kernel has cleared the word.
     while leaver.alive.load(Ordering::Acquire) != 0 {
         // The kernel wakes without the private flag, so this wait is on a shared futex.
-        let _ = futex::wait(&leaver.alive, futex::Flags::empty(), 1, None);
+        futex_wait_shared(&leaver.alive, 1);
     }
     if leaver.tp.load(Ordering::Relaxed) != tp {
         // It cannot be undone, because the words of the block are not where they should be.

@@ -43,6 +43,7 @@
 //! - A check in the interposed `dlopen`: it comes too late, and libc's own loads do not pass there.
 
 use crate::arch;
+use crate::sys::syscalls;
 use crate::sys::thread::with_os_threads;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
@@ -203,12 +204,10 @@ impl Drop for Handle {
 
 /// Writes an image into a file in memory and loads it.
 fn load(namespace: libc::Lmid_t, tls: Tls) -> Result<LoadedImage, String> {
-    let flags = rustix::fs::MemfdFlags::CLOEXEC;
-    let file =
-        rustix::fs::memfd_create(c"trefoil-tls", flags).map_err(|e| format!("memfd: {e}"))?;
+    let file = syscalls::memfd_create(c"trefoil-tls").map_err(|e| format!("memfd: {e}"))?;
     let mut file = File::from(file);
     file.write_all(Image::new(tls).bytes()).map_err(|e| format!("memfd: {e}"))?;
-    let path = format!("/proc/self/task/{}/fd/{}", rustix::thread::gettid(), file.as_raw_fd());
+    let path = format!("/proc/self/task/{}/fd/{}", syscalls::gettid(), file.as_raw_fd());
     let path = CString::new(path).map_err(|e| e.to_string())?;
     let mut namespace = namespace;
     // SAFETY: the image has no code, so loading it calls nothing. The request writes an Lmid_t.

@@ -14,6 +14,7 @@ use crate::net::resolve::no_address;
 use crate::sched::current_g;
 use crate::sched::netpoll::pollable::Direction;
 use crate::sys::clock::Nanos;
+use crate::sys::syscalls::Errno;
 use crate::time::sleep_async;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use std::future::{Future, poll_fn};
@@ -96,7 +97,7 @@ impl TcpStream {
             let outcome = stream.fd.io_async(Direction::Write, |fd: BorrowedFd<'_>| {
                 match is_connected_now(fd) {
                     Ok(true) => Ok(()),
-                    Ok(false) => Err(rustix::io::Errno::AGAIN),
+                    Ok(false) => Err(Errno::AGAIN),
                     Err(e) => {
                         failed = Some(e);
                         Ok(())

@@ -7,8 +7,8 @@ use crate::net::resolve::{no_address, resolve};
 use crate::sched::netpoll::pollable::Direction;
 #[cfg(feature = "std")]
 use crate::simnet;
-use rustix::net::{SocketAddrAny, SocketFlags};
-use socket2::{Domain, Protocol, Socket, Type};
+use crate::sys::syscalls::{self, Errno};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -167,31 +167,24 @@ impl TcpListener {
         self.accepted(self.fd.io_async(Direction::Read, TcpListener::attempt_accept).await?)
     }
 
-    fn attempt_accept(fd: BorrowedFd<'_>) -> rustix::io::Result<(OwnedFd, Option<SocketAddrAny>)> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    fn attempt_accept(fd: BorrowedFd<'_>) -> syscalls::Result<(OwnedFd, SockAddr)> {
         loop {
-            match rustix::net::acceptfrom_with(fd, flags) {
+            match syscalls::accept_from(fd) {
                 // The other side has given up. Take the next connection.
-                Err(rustix::io::Errno::CONNABORTED) => {}
+                Err(Errno::CONNABORTED) => {}
                 result => return result,
             }
         }
     }
 
-    fn accepted(
-        &self,
-        (fd, addr): (OwnedFd, Option<SocketAddrAny>),
-    ) -> io::Result<(TcpStream, SocketAddr)> {
+    fn accepted(&self, (fd, addr): (OwnedFd, SockAddr)) -> io::Result<(TcpStream, SocketAddr)> {
         #[cfg(feature = "std")]
         if let Some(network) = simnet::here()
             && let Some(addr) = network.accepted(fd.as_raw_fd())
         {
             return Ok((TcpStream { fd: Arc::new(Fd::new_accepted(fd, &self.fd)) }, addr));
         }
-        let addr = addr
-            .ok_or_else(|| io::Error::other("a connection without an address"))?
-            .try_into()
-            .map_err(io::Error::from)?;
+        let addr = std_addr(addr)?;
         Ok((TcpStream { fd: Arc::new(Fd::new_accepted(fd, &self.fd)) }, addr))
     }
 

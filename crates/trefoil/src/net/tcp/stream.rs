@@ -6,7 +6,7 @@ use crate::net::macros::{async_streams, deadlines, halves, readiness, socket, st
 use crate::net::resolve::resolve;
 use crate::sched::netpoll::pollable::Direction;
 use crate::sys::clock::{self, NEVER};
-use rustix::net::RecvFlags;
+use crate::sys::syscalls;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
@@ -256,9 +256,7 @@ impl TcpStream {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd.io(Direction::Read, |fd| {
-            rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
-        })
+        self.fd.io(Direction::Read, |fd| syscalls::recv(fd, &mut *buf, libc::MSG_PEEK))
     }
 
     /// Returns whether small writes are sent at once (`TCP_NODELAY`). The default is `false`.

@@ -1,15 +1,11 @@
 //! Descriptors and credentials that travel beside the bytes of a Unix socket (`cmsg(3)`).
-//!
-//! The system calls are made here and not by rustix, whose credentials have no place for the
-//! process number 0: the kernel reports it for a process outside of this PID namespace.
 
 use super::unnamed_addr;
-use crate::sys::raw::syscall;
-use rustix::io::Errno;
+use crate::sys::syscalls::{self, Errno};
 use std::ffi::OsStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{offset_of, zeroed};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::SocketAddr;
@@ -72,14 +68,7 @@ impl UCred {
 
     /// Returns the credentials of the other side of a connected socket.
     pub(super) fn of_peer(fd: BorrowedFd<'_>) -> io::Result<UCred> {
-        let mut raw = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut len = size_of_val(&raw) as libc::socklen_t;
-        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-        // SAFETY: both are in this frame, and have the sizes that the kernel is told.
-        let rc = unsafe {
-            libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut raw).cast(), &raw mut len)
-        };
-        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(UCred::new(raw)) }
+        Ok(UCred::new(syscalls::peer_credentials(fd)?))
     }
 }
 
@@ -207,14 +196,10 @@ pub(super) fn send_message(
             libc::CMSG_DATA(header).copy_from_nonoverlapping(fds.as_ptr().cast(), bytes);
         }
     }
-    let flags = (libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) as usize;
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: `IoSlice` is an `iovec`; the buffers, the control buffer and the message live until
     // the call returns. The kernel does not write to them.
-    let rc = unsafe {
-        let args = [fd.as_raw_fd() as usize, &raw const message as usize, flags];
-        syscall(libc::SYS_sendmsg, args)
-    };
-    usize::try_from(rc).map_err(|_| Errno::from_raw_os_error(-rc as i32))
+    unsafe { syscalls::sendmsg(fd, &message, flags) }
 }
 
 /// Makes an attempt to receive bytes, at most `max_fds` descriptors, and credentials.
@@ -234,14 +219,10 @@ pub(super) fn recv_message(
     message.msg_iovlen = bufs.len().min(libc::UIO_MAXIOV as usize);
     message.msg_control = control.0.as_mut_ptr().cast();
     message.msg_controllen = space(CREDENTIALS_BYTES) + space(max_fds * FD_BYTES);
-    let flags = (flags | libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as usize;
+    let flags = flags | libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
     // SAFETY: `IoSliceMut` is an `iovec`; all buffers have the sizes that the kernel is told, and
     // live until the call returns.
-    let rc = unsafe {
-        let args = [fd.as_raw_fd() as usize, &raw mut message as usize, flags];
-        syscall(libc::SYS_recvmsg, args)
-    };
-    let len = usize::try_from(rc).map_err(|_| Errno::from_raw_os_error(-rc as i32))?;
+    let len = unsafe { syscalls::recvmsg(fd, &mut message, flags) }?;
     let mut received = Received {
         len,
         is_truncated: message.msg_flags & libc::MSG_TRUNC != 0,

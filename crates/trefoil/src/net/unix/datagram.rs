@@ -1,16 +1,15 @@
 //! `UnixDatagram`.
 
 use super::ancillary::{Received, ancillary, recv_message, send_message};
-use super::{connect_addr_of, pair, send_addr_of, unnamed_addr, with_std};
+use super::{pair, raw_addr, unnamed_addr, with_std};
 use crate::net::fd::Fd;
 use crate::net::macros::{deadlines, readiness, socket};
 use crate::sched::netpoll::pollable::{BACK_OFF_MAX_NANOS, BACK_OFF_MIN_NANOS, Direction};
 use crate::sys::clock::NEVER;
-use crate::sys::raw::poll_ms;
+use crate::sys::syscalls::{self, Errno};
 use crate::time::{sleep, sleep_async};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketAddrUnix};
 use socket2::{SockAddr, Type};
+use std::ffi::c_int;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
@@ -201,7 +200,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn connect_addr(&self, addr: &SocketAddr) -> io::Result<()> {
-        self.fd.with(|s| s.connect(&connect_addr_of(addr)?))
+        self.fd.with(|s| s.connect(&raw_addr(addr)?))
     }
 
     /// Sends a datagram to the connected socket, and returns its length.
@@ -238,7 +237,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        self.fd.io(Direction::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
+        self.fd.io(Direction::Write, |fd| syscalls::send(fd, buf))
     }
 
     /// Sends a datagram to the socket at a path, and returns its length.
@@ -273,7 +272,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn send_to(&self, buf: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
-        self.send_with_pauses(buf, &SocketAddrUnix::new(path.as_ref())?)
+        self.send_to_addr(buf, &SocketAddr::from_pathname(path)?)
     }
 
     /// Sends a datagram to the socket at an address, which may be an abstract name, and returns its
@@ -307,18 +306,18 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn send_to_addr(&self, buf: &[u8], addr: &SocketAddr) -> io::Result<usize> {
-        self.send_with_pauses(buf, &send_addr_of(addr)?)
+        self.send_with_pauses(buf, &raw_addr(addr)?)
     }
 
     /// Sends, with pauses while the queue of the receiver is full. The kernel reports room only in
     /// the queue of the connected socket.
-    fn send_with_pauses(&self, buf: &[u8], to: &SocketAddrUnix) -> io::Result<usize> {
+    fn send_with_pauses(&self, buf: &[u8], to: &SockAddr) -> io::Result<usize> {
         let call = self.fd.call()?;
         let mut limit = NEVER;
         let mut pause = BACK_OFF_MIN_NANOS;
         loop {
             self.fd.check(Direction::Write, limit)?;
-            match rustix::net::sendto(call.fd(), buf, SendFlags::NOSIGNAL, to) {
+            match syscalls::sendto(call.fd(), buf, to) {
                 Err(Errno::AGAIN) => {}
                 Err(Errno::INTR) => continue,
                 result => return Ok(result?),
@@ -356,7 +355,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.receive(buf, RecvFlags::empty())
+        self.receive(buf, 0)
     }
 
     /// Waits for a datagram as [`recv`](UnixDatagram::recv) does, and leaves it for the next
@@ -377,7 +376,7 @@ impl UnixDatagram {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.receive(buf, RecvFlags::PEEK)
+        self.receive(buf, libc::MSG_PEEK)
     }
 
     /// Waits for a datagram and returns its length and the address of its sender.
@@ -444,7 +443,7 @@ impl UnixDatagram {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was sent.
     pub async fn send_async(&self, buf: &[u8]) -> io::Result<usize> {
-        let send = |fd: BorrowedFd<'_>| rustix::net::send(fd, buf, SendFlags::NOSIGNAL);
+        let send = |fd: BorrowedFd<'_>| syscalls::send(fd, buf);
         self.fd.io_async(Direction::Write, send).await
     }
 
@@ -456,14 +455,14 @@ impl UnixDatagram {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was sent.
     pub async fn send_to_async(&self, buf: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
-        let to = SocketAddrUnix::new(path.as_ref())?;
+        let to = raw_addr(&SocketAddr::from_pathname(path)?)?;
         let mut limit = NEVER;
         let mut pause = BACK_OFF_MIN_NANOS;
         loop {
             {
                 let call = self.fd.call()?;
                 self.fd.check(Direction::Write, limit)?;
-                match rustix::net::sendto(call.fd(), buf, SendFlags::NOSIGNAL, &to) {
+                match syscalls::sendto(call.fd(), buf, &to) {
                     Err(Errno::AGAIN) => {}
                     Err(Errno::INTR) => continue,
                     result => return Ok(result?),
@@ -486,11 +485,8 @@ impl UnixDatagram {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was received.
     pub async fn recv_async(&self, buf: &mut [u8]) -> io::Result<usize> {
-        let receive = |fd: BorrowedFd<'_>| {
-            unless_shut(fd, |fd| rustix::net::recv(fd, &mut *buf, RecvFlags::empty()))
-        };
-        let received = self.fd.io_async(Direction::Read, receive).await?;
-        Ok(received.map_or(0, |(n, _)| n))
+        let receive = |fd: BorrowedFd<'_>| unless_shut(fd, |fd| syscalls::recv(fd, &mut *buf, 0));
+        Ok(self.fd.io_async(Direction::Read, receive).await?.unwrap_or(0))
     }
 
     /// Receives a datagram and its sender's address, in async code.
@@ -508,9 +504,8 @@ impl UnixDatagram {
         }
     }
 
-    fn receive(&self, buf: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
-        let received =
-            self.receive_unless_shut(|fd| rustix::net::recv(fd, &mut *buf, flags).map(|(n, _)| n))?;
+    fn receive(&self, buf: &mut [u8], flags: c_int) -> io::Result<usize> {
+        let received = self.receive_unless_shut(|fd| syscalls::recv(fd, &mut *buf, flags))?;
         Ok(received.unwrap_or(0))
     }
 
@@ -627,7 +622,7 @@ fn unless_shut<T>(
 /// Receives a datagram and its sender's address.
 fn recv_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, SocketAddr), Errno> {
     super::borrow_as_std(fd, |socket: &std_unix::UnixDatagram| socket.recv_from(buf))
-        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::INVAL))
+        .map_err(|e| Errno::of_io_error(&e).unwrap_or(Errno::INVAL))
 }
 
 /// As [`recv_from`], and leaves the datagram in the queue.
@@ -639,8 +634,6 @@ fn peek_from(fd: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, SocketAddr), 
 
 /// Returns whether this side has ended the direction in which it receives.
 fn is_read_shut(fd: BorrowedFd<'_>) -> bool {
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the structure is in this frame. With a timeout of 0 the kernel does not wait.
-    let rc = unsafe { poll_ms(&raw mut poll, 1, 0) };
-    rc == 1 && poll.revents & libc::POLLRDHUP != 0
+    let mut list = [libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 }];
+    syscalls::poll_now(&mut list) == Ok(1) && list[0].revents & libc::POLLRDHUP != 0
 }

@@ -5,7 +5,7 @@ use super::with_std;
 use crate::net::fd::Fd;
 use crate::net::macros::{readiness, socket};
 use crate::sched::netpoll::pollable::Direction;
-use rustix::net::SocketFlags;
+use crate::sys::syscalls;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -127,8 +127,7 @@ impl UnixListener {
     /// });
     /// ```
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let fd = self.fd.io(Direction::Read, |fd| rustix::net::accept_with(fd, flags))?;
+        let fd = self.fd.io(Direction::Read, syscalls::accept4)?;
         let stream = UnixStream { fd: Arc::new(Fd::new(fd)) };
         let addr = stream.peer_addr()?;
         Ok((stream, addr))
@@ -142,9 +141,7 @@ impl UnixListener {
     /// # Cancel
     /// Dropping the future loses no connection.
     pub async fn accept_async(&self) -> io::Result<(UnixStream, SocketAddr)> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let accept = |fd: BorrowedFd<'_>| rustix::net::accept_with(fd, flags);
-        let fd = self.fd.io_async(Direction::Read, accept).await?;
+        let fd = self.fd.io_async(Direction::Read, syscalls::accept4).await?;
         let stream = UnixStream { fd: Arc::new(Fd::new(fd)) };
         let addr = stream.peer_addr()?;
         Ok((stream, addr))

@@ -14,7 +14,6 @@ pub use listener::{UnixIncoming, UnixListener};
 pub use stream::{UnixReadHalf, UnixStream, UnixWriteHalf};
 
 use super::fd::{Fd, borrow_as_std};
-use rustix::net::SocketAddrUnix;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::ffi::OsStr;
 use std::io;
@@ -40,17 +39,8 @@ fn unnamed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "an unnamed socket has no address")
 }
 
-/// Converts an address for rustix's `sendto`.
-fn send_addr_of(addr: &SocketAddr) -> io::Result<SocketAddrUnix> {
-    if let Some(path) = addr.as_pathname() {
-        return Ok(SocketAddrUnix::new(path)?);
-    }
-    let name = addr.as_abstract_name().ok_or_else(unnamed)?;
-    Ok(SocketAddrUnix::new_abstract_name(name)?)
-}
-
-/// Converts an address for socket2's `connect`.
-fn connect_addr_of(addr: &SocketAddr) -> io::Result<SockAddr> {
+/// Converts std's address to socket2's.
+fn raw_addr(addr: &SocketAddr) -> io::Result<SockAddr> {
     if let Some(path) = addr.as_pathname() {
         return SockAddr::unix(path);
     }

@@ -1,13 +1,12 @@
 //! `UnixStream` and its halves.
 
 use super::ancillary::{Received, UCred, ancillary, recv_message, send_message};
-use super::{connect_addr_of, pair, with_std};
+use super::{pair, raw_addr, with_std};
 use crate::blocking::blocking;
 use crate::net::fd::Fd;
 use crate::net::macros::{async_streams, deadlines, halves, readiness, socket, streams};
 use crate::sched::netpoll::pollable::Direction;
-use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use crate::sys::syscalls::{self, Errno};
 use socket2::{SockAddr, Type};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -122,7 +121,7 @@ impl UnixStream {
     /// });
     /// ```
     pub fn connect_addr(addr: &SocketAddr) -> io::Result<UnixStream> {
-        UnixStream::connect_to(&connect_addr_of(addr)?)
+        UnixStream::connect_to(&raw_addr(addr)?)
     }
 
     /// Connects to the listener at `path`, in async code.
@@ -256,9 +255,7 @@ impl UnixStream {
     /// });
     /// ```
     pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.fd.io(Direction::Read, |fd| {
-            rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK).map(|(n, _)| n)
-        })
+        self.fd.io(Direction::Read, |fd| syscalls::recv(fd, &mut *buf, libc::MSG_PEEK))
     }
 
     /// Returns the user, group and process of the other side, as they were when it connected or

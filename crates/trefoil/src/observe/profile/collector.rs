@@ -17,6 +17,7 @@ use crate::sched::sample::{self, Sample, SampleKind};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::Nanos;
 use crate::sys::realtime;
+use crate::sys::syscalls;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -244,8 +245,7 @@ pub(super) fn end_cpu() -> Option<Profile> {
         }
         // Not by std: a goroutine that waits when its runtime ends never goes on, and the caller
         // has a lock.
-        let pause = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000 };
-        let _ = rustix::thread::nanosleep(&pause);
+        syscalls::nanosleep(std::time::Duration::from_micros(100));
     }
     let (settings, run) = collected().cpu.take()?;
     let lost = run.lost(SampleKind::Cpu) * settings.period;

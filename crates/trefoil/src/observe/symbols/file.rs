@@ -19,15 +19,16 @@
 //! it for longer than a call. So nothing refers to memory that was unmapped or freed.
 
 use super::elf::Elf;
+use crate::sys::syscalls::{mmap_file, munmap};
 use addr2line::gimli::{Dwarf, DwarfPackage, EndianSlice, Error, LittleEndian, SectionId};
 use addr2line::{Context, LookupContinuation, LookupResult, SplitDwarfLoad};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Where distributions put debug information.
@@ -278,7 +279,6 @@ struct FileMap {
 
 impl FileMap {
     fn new(path: &Path) -> Option<FileMap> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
         // A pipe would block.
         let file: File =
             OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
@@ -292,7 +292,7 @@ impl FileMap {
         // process shortens it, an access ends this process by SIGBUS; linkers and package managers
         // replace a file instead.
         let bytes = unsafe {
-            let start = mmap(null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, &file, 0).ok()?;
+            let start = mmap_file(file.as_fd(), len).ok()?;
             std::slice::from_raw_parts(start.cast::<u8>(), len)
         };
         Some(FileMap { bytes })
@@ -302,8 +302,7 @@ impl FileMap {
 impl Drop for FileMap {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, from which nothing borrows any more.
-        let _ =
-            unsafe { rustix::mm::munmap(self.bytes.as_ptr().cast_mut().cast(), self.bytes.len()) };
+        let _ = unsafe { munmap(self.bytes.as_ptr().cast_mut().cast(), self.bytes.len()) };
     }
 }
 

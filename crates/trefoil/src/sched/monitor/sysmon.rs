@@ -43,8 +43,8 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::epoll::PollSlot;
 use crate::sys::parker::Parker;
 use crate::sys::probe::{ThreadProbe, ThreadState};
+use crate::sys::syscalls;
 use std::io;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -291,7 +291,7 @@ impl<'a> Monitor<'a> {
     fn run(&mut self) {
         // Linux may delay the end of a sleep by the thread's timer slack, by default 50 µs. The
         // shortest pause is 20 µs.
-        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        syscalls::set_timer_slack(1);
         let sched = self.sched;
         while !sched.is_terminated() {
             let next = self.scan();

@@ -40,6 +40,7 @@ use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::task::Task;
 use crate::sched::trigger::{Incident, Noticed};
 use crate::sys::clock::{Nanos, now};
+use crate::sys::syscalls;
 use ring::Ring;
 use std::panic::Location;
 use std::sync::atomic::Ordering;
@@ -108,7 +109,7 @@ fn record_first_at_place(ring: &Ring, is_task: u8, id: u64, place: u64) {
 
 /// Returns the kernel's id of this thread.
 fn this_thread() -> u64 {
-    rustix::thread::gettid().as_raw_nonzero().get() as u64
+    syscalls::gettid().into()
 }
 
 /// The goroutine that runs on `rt`'s P stops, and the next one runs; None: the thread searches.

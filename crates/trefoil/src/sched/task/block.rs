@@ -15,6 +15,7 @@ use super::body::TaskBody;
 use crate::sched::m::Rt;
 use crate::sched::runnable::{RunList, Unpacked};
 use crate::sys::lock::Lock;
+use crate::sys::syscalls;
 use std::alloc::Layout;
 use std::io;
 use std::mem::offset_of;
@@ -193,12 +194,9 @@ fn put_central(task: &'static Task) {
 /// for Gs (`g.rs`).
 #[cold]
 fn grow(class: Class, free: &mut RunList) -> io::Result<()> {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
     // SAFETY: a new private mapping, anywhere.
-    let memory = unsafe {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        mmap_anonymous(null_mut(), CHUNK_BYTES, prot, MapFlags::PRIVATE)
-    };
+    let memory =
+        unsafe { syscalls::mmap_anonymous(null_mut(), CHUNK_BYTES, syscalls::READ_WRITE, 0) };
     let chunk: *mut Chunk = memory?.cast();
     // Wakers and `contents` make pointers from addresses.
     chunk.expose_provenance();
