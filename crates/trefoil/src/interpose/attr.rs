@@ -11,8 +11,7 @@
 use crate::sched::current_g;
 use crate::sys::raw::syscall;
 use libc::{clockid_t, cpu_set_t, pthread_attr_t, pthread_t, sched_param};
-use std::ffi::{c_int, c_void};
-use std::ptr::null_mut;
+use std::ffi::c_int;
 
 interpose! {
     /// glibc's function; a goroutine that asks about itself gets the bounds of its stack.
@@ -21,53 +20,9 @@ interpose! {
         if thread == libc::pthread_self()
             && let Some((low, high)) = crate::sched::current_stack_bounds()
         {
-            return describe_stack(attr, low, high);
+            return crate::sys::thread::describe_stack(attr, low, high);
         }
         real(thread, attr)
-    }
-}
-
-/// A stack size that glibc accepts on every CPU, and that no other field of an attribute object
-/// has.
-const ACCEPTED_BYTES: usize = (1 << 20) + 0x12c0;
-
-/// Initialises `attr` with the bounds of a stack. As with `pthread_getattr_np`, the caller must
-/// destroy it. Returns an error number.
-///
-/// glibc refuses to describe a stack below its `PTHREAD_STACK_MIN`: 16 KiB on x86_64, but 128 KiB
-/// on aarch64, where a goroutine may have less. Then `attr` gets a size that glibc accepts, and the
-/// only word with that value is replaced.
-///
-/// # Safety
-/// `attr` is writable.
-unsafe fn describe_stack(attr: *mut pthread_attr_t, low: usize, high: usize) -> c_int {
-    const WORDS: usize = size_of::<pthread_attr_t>() / size_of::<usize>();
-    let size = high - low;
-    // SAFETY: the caller's contract. glibc stores the bounds, and accesses nothing there.
-    unsafe {
-        let error = libc::pthread_attr_init(attr);
-        if error != 0 {
-            return error;
-        }
-        let error = libc::pthread_attr_setstack(attr, low as *mut c_void, size);
-        if error != libc::EINVAL {
-            return error;
-        }
-        let larger = high.wrapping_sub(ACCEPTED_BYTES) as *mut c_void;
-        if libc::pthread_attr_setstack(attr, larger, ACCEPTED_BYTES) == 0 {
-            let words = &mut *attr.cast::<[usize; WORDS]>();
-            let mut same = words.iter_mut().filter(|word| **word == ACCEPTED_BYTES);
-            if let (Some(word), None) = (same.next(), same.next()) {
-                *word = size;
-            }
-            let (mut got_low, mut got_size) = (null_mut(), 0);
-            libc::pthread_attr_getstack(attr, &raw mut got_low, &raw mut got_size);
-            if (got_low.addr(), got_size) == (low, size) {
-                return 0;
-            }
-        }
-        libc::pthread_attr_destroy(attr);
-        libc::EINVAL
     }
 }
 

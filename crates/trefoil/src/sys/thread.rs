@@ -12,7 +12,7 @@ use super::mm::PAGE;
 use super::objects;
 use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::fmt::{self, Write};
 use std::io;
 use std::mem::MaybeUninit;
@@ -90,6 +90,54 @@ pub(crate) fn with_os_threads<T>(f: impl FnOnce() -> T) -> T {
     value
 }
 
+/// A stack size that glibc accepts on every CPU, and that no other field of an attribute object
+/// has.
+const ACCEPTED_BYTES: usize = (1 << 20) + 0x12c0;
+
+/// Initialises `attr` with the bounds of a stack. As with `pthread_getattr_np`, the caller must
+/// destroy it. Returns an error number.
+///
+/// glibc refuses to describe a stack below its `PTHREAD_STACK_MIN`: 16 KiB on x86_64, but 128 KiB
+/// on aarch64, where a goroutine may have less. Then `attr` gets a size that glibc accepts, and the
+/// only word with that value is replaced.
+///
+/// # Safety
+/// `attr` is writable.
+pub(crate) unsafe fn describe_stack(
+    attr: *mut libc::pthread_attr_t,
+    low: usize,
+    high: usize,
+) -> c_int {
+    const WORDS: usize = size_of::<libc::pthread_attr_t>() / size_of::<usize>();
+    let size = high - low;
+    // SAFETY: the caller's contract. glibc stores the bounds, and accesses nothing there.
+    unsafe {
+        let error = libc::pthread_attr_init(attr);
+        if error != 0 {
+            return error;
+        }
+        let error = libc::pthread_attr_setstack(attr, low as *mut c_void, size);
+        if error != libc::EINVAL {
+            return error;
+        }
+        let larger = high.wrapping_sub(ACCEPTED_BYTES) as *mut c_void;
+        if libc::pthread_attr_setstack(attr, larger, ACCEPTED_BYTES) == 0 {
+            let words = &mut *attr.cast::<[usize; WORDS]>();
+            let mut same = words.iter_mut().filter(|word| **word == ACCEPTED_BYTES);
+            if let (Some(word), None) = (same.next(), same.next()) {
+                *word = size;
+            }
+            let (mut got_low, mut got_size) = (null_mut(), 0);
+            libc::pthread_attr_getstack(attr, &raw mut got_low, &raw mut got_size);
+            if (got_low.addr(), got_size) == (low, size) {
+                return 0;
+            }
+        }
+        libc::pthread_attr_destroy(attr);
+        libc::EINVAL
+    }
+}
+
 /// Starts a detached thread with `stack_bytes` of stack besides its thread-local storage, which
 /// glibc takes from the stack too. A panic in `body` aborts the process.
 pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
@@ -103,7 +151,8 @@ pub(crate) fn spawn<F: FnOnce() + Send + 'static>(
     // SAFETY: the attribute object is initialised and destroyed here; the thread owns `start`.
     let rc = unsafe {
         libc::pthread_attr_init(attr.as_mut_ptr());
-        let bytes = stack_bytes + static_tls_bytes();
+        // glibc refuses less than the minimum: the thread would get the default of 8 MiB.
+        let bytes = (stack_bytes + static_tls_bytes()).max(libc::PTHREAD_STACK_MIN);
         libc::pthread_attr_setstacksize(attr.as_mut_ptr(), bytes);
         libc::pthread_attr_setdetachstate(attr.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
         let rc = with_os_threads(|| {

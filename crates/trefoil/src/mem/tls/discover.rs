@@ -24,6 +24,7 @@ use crate::sys::mm::PAGE;
 use crate::sys::raw::syscall;
 use crate::sys::signal::{change_mask, set_mask};
 use crate::sys::syscalls;
+use crate::sys::thread::describe_stack;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -281,18 +282,12 @@ pub(super) unsafe fn thread_on(
     let mut thread = MaybeUninit::uninit();
     // SAFETY: attr is initialised first and destroyed last; the memory is the caller's contract.
     unsafe {
-        check(libc::pthread_attr_init(attr.as_mut_ptr()), "pthread_attr_init")?;
-        let (stack, size) = (low as *mut c_void, top - low);
-        let made =
-            check(libc::pthread_attr_setstack(attr.as_mut_ptr(), stack, size), "attr_setstack")
-                .and_then(|()| {
-                    let mask = change_mask(libc::SIG_BLOCK, USER_SIGNALS);
-                    let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), main, arg);
-                    set_mask(mask);
-                    check(rc, "pthread_create")
-                });
+        check(describe_stack(attr.as_mut_ptr(), low, top), "the stack of a new thread")?;
+        let mask = change_mask(libc::SIG_BLOCK, USER_SIGNALS);
+        let rc = libc::pthread_create(thread.as_mut_ptr(), attr.as_ptr(), main, arg);
+        set_mask(mask);
         libc::pthread_attr_destroy(attr.as_mut_ptr());
-        made.map(|()| thread.assume_init())
+        check(rc, "pthread_create").map(|()| thread.assume_init())
     }
 }
 

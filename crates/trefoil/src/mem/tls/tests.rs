@@ -33,12 +33,16 @@ const MEMORY_BYTES: usize = 256 << 10;
 
 impl TestBlock {
     fn new(layout: &'static BlockLayout) -> Self {
+        Self::with_bytes(layout, MEMORY_BYTES)
+    }
+
+    fn with_bytes(layout: &'static BlockLayout, bytes: usize) -> Self {
         static TID: AtomicU32 = AtomicU32::new(0x2000_0000);
-        let map = discover::Map::new(MEMORY_BYTES).expect("memory");
+        let map = discover::Map::new(bytes).expect("memory");
         let at = |a: usize| NonNull::new(a as *mut u8).expect("address");
         let tid = TID.fetch_add(1, Ordering::Relaxed);
         // SAFETY: a fresh mapping, kept by the block.
-        let block = unsafe { layout.create(at(map.base), at(map.base + MEMORY_BYTES), tid) };
+        let block = unsafe { layout.create(at(map.base), at(map.base + bytes), tid) };
         Self { layout, block: block.expect("create"), map }
     }
 
@@ -324,6 +328,16 @@ fn std_works_on_a_block() {
             // SAFETY: asks for the CPU; rseq is not registered here.
             assert!(unsafe { libc::sched_getcpu() } >= 0);
         });
+    }
+}
+
+/// On aarch64 that is less than `PTHREAD_STACK_MIN`.
+#[test]
+fn the_smallest_stack_has_room_for_a_block_of_either_method() {
+    let _serial = SERIAL.lock();
+    for l in methods() {
+        let block = TestBlock::with_bytes(l, 48 << 10);
+        block.goroutine(|| assert_eq!("7".parse(), Ok(7)));
     }
 }
 
