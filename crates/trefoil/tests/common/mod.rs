@@ -306,6 +306,12 @@ pub(crate) fn proc_number(file: &str, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("{file} has no {name}"))
 }
 
+/// Returns the bytes in a page of this kernel.
+pub(crate) fn page() -> usize {
+    // SAFETY: it only reads the auxiliary vector, which always has this entry.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
+}
+
 /// Returns the resident memory of this process in bytes.
 pub(crate) fn rss() -> u64 {
     proc_number("/proc/self/status", "VmRSS") << 10

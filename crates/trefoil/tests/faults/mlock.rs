@@ -1,10 +1,11 @@
 //! Programs that lock their memory (`mlockall`), before the runtime starts or afterwards.
 
-use crate::common::{self, Child, child_test, join_all, rss};
+use crate::common::{self, Child, child_test, join_all, page, rss};
 use std::hint::black_box;
 use std::sync::Arc;
 use trefoil::{Builder, Runtime, go, yield_now};
 
+/// The number of goroutines if a page has 4 KiB; fewer if it is larger, because each takes pages.
 const GOROUTINES: usize = 10_000;
 /// Stacks of the goroutines: three pages each, some more for those that recurse, and the chunks
 /// that existed when the program locked its memory (64 MiB each).
@@ -33,7 +34,7 @@ fn recurse(depth: usize) -> usize {
 fn work() {
     for _ in 0..2 {
         let done = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let all: Vec<_> = (0..GOROUTINES)
+        let all: Vec<_> = (0..GOROUTINES * 4096 / page())
             .map(|i| {
                 let done = done.clone();
                 go(move || {
