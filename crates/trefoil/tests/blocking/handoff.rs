@@ -1,6 +1,6 @@
 //! A goroutine blocks its thread: its P goes to another M, at once or by sysmon.
 
-use crate::common::raw::{pipe, raw_lock, raw_read, raw_sleep, raw_write};
+use crate::common::raw::{pipe, raw_lock, raw_read, raw_sleep, raw_sleep_through, raw_write};
 use crate::common::{
     MS, flag, hold_until, join_all, once_in_five, runtime, same, tid, watchdog, yield_until,
 };
@@ -39,7 +39,7 @@ impl Block {
             }
             Block::Sleep(over) => {
                 while !over.load(SeqCst) {
-                    assert_eq!(raw_sleep(20 * MS), 0);
+                    assert_eq!(raw_sleep_through(20 * MS), 0);
                 }
             }
         }

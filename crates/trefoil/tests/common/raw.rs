@@ -2,7 +2,7 @@
 //! them.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Makes a system call that cannot be intercepted in user space.
 pub(crate) fn raw(number: libc::c_long, args: [usize; 4]) -> isize {
@@ -34,6 +34,18 @@ pub(crate) fn raw(number: libc::c_long, args: [usize; 4]) -> isize {
 pub(crate) fn raw_sleep(d: Duration) -> isize {
     let time = libc::timespec { tv_sec: d.as_secs() as i64, tv_nsec: i64::from(d.subsec_nanos()) };
     raw(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0])
+}
+
+/// Sleeps in the kernel, as [`raw_sleep`]. A preemption signal interrupts the call if it was sent
+/// just before the goroutine entered the kernel; then this sleeps for the rest.
+pub(crate) fn raw_sleep_through(d: Duration) -> isize {
+    let end = Instant::now() + d;
+    loop {
+        let result = raw_sleep(end.saturating_duration_since(Instant::now()));
+        if result != -(libc::EINTR as isize) {
+            return result;
+        }
+    }
 }
 
 /// Reads one byte.

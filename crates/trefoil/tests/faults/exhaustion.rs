@@ -4,7 +4,7 @@
 //! child ended and what it wrote. Limits are set in the child only. Every test requires a message
 //! that says what ran out, and that nothing else is lost.
 
-use crate::common::raw::raw_sleep;
+use crate::common::raw::raw_sleep_through;
 use crate::common::{Child, child_test, mark, ms, page};
 use std::fs::File;
 use std::hint::black_box;
@@ -423,7 +423,8 @@ fn exhaust_address_space() {
         let (mut handles, error) = crowd.fill(1_000_000, builder);
         let error = error.expect("a million goroutines in 1 GiB of address space");
         let mut more = Vec::new();
-        assert!(handles.len() > 50, "only {}: {error}", handles.len());
+        // Large stacks have 8 MiB; 16 if a page is larger than the ordinary guard.
+        assert!(handles.len() > 25, "only {}: {error}", handles.len());
         assert_eq!(error.kind(), std::io::ErrorKind::OutOfMemory, "{error}");
         let text = error.to_string();
         assert!(text.contains("address space") && text.contains("ulimit -v"), "{text}");
@@ -540,13 +541,14 @@ fn threads_start_when_the_limit_is_lifted() {
     let block = |_| {
         let body = || {
             BEGUN.fetch_add(1, SeqCst);
-            raw_sleep(BLOCKED);
+            raw_sleep_through(BLOCKED);
             ENDED.fetch_add(1, SeqCst);
         };
         runtime.go(body).unwrap()
     };
     let blocked: Vec<_> = (0..20).map(block).collect();
-    let is_full = || stderr.text().contains(MESSAGE) && BEGUN.load(SeqCst) == ms().len();
+    // More have begun than there are threads if one was preempted before its call.
+    let is_full = || stderr.text().contains(MESSAGE) && BEGUN.load(SeqCst) >= ms().len();
     let start = Instant::now();
     while !is_full() && start.elapsed() < BLOCKED / 2 {
         thread::sleep(Duration::from_millis(1));
