@@ -567,12 +567,17 @@ fn the_end_of_a_runtime_drops_tasks_that_are_spawned_meanwhile() {
             let (spawned, dropped) = counts;
             task::spawn(async move {
                 loop {
-                    let guard = Count(dropped.clone());
-                    spawned.fetch_add(1, Ordering::SeqCst);
-                    task::spawn(async move {
-                        let _guard = guard;
-                        pending::<()>().await;
-                    });
+                    {
+                        // What is preempted at the end of the runtime does not go on, and would
+                        // have been counted without having been spawned.
+                        let _together = trefoil::no_preempt();
+                        let guard = Count(dropped.clone());
+                        spawned.fetch_add(1, Ordering::SeqCst);
+                        task::spawn(async move {
+                            let _guard = guard;
+                            pending::<()>().await;
+                        });
+                    }
                     task::yield_now().await;
                 }
             });
