@@ -580,19 +580,51 @@ fn goroutines_in_libc_leave_turns_to_others_without_new_threads() {
     no_core_file();
     let runtime = Runtime::builder().procs(1).build().unwrap();
     runtime.run(|| go(yield_now).join().unwrap());
+    // Touched before: a page fault may cost a thread its P, and there are few threads.
+    let buffers: Vec<_> = (0..4).map(|_| vec![1u8; 8 << 20]).collect();
     no_more_threads();
     static STOP: AtomicBool = AtomicBool::new(false);
     runtime.run(|| {
-        let fill = || {
-            let mut buffer = vec![0u8; 8 << 20];
+        let fill = |mut buffer: Vec<u8>| {
             while !STOP.load(SeqCst) {
                 // SAFETY: memory of this goroutine.
                 unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
             }
         };
-        let busy: Vec<_> = (0..4).map(|_| go(fill)).collect();
+        let busy: Vec<_> = buffers.into_iter().map(|buffer| go(move || fill(buffer))).collect();
         // Long enough for the kernel's refusals to count as lasting.
         let end = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < end {
+            trefoil::time::sleep(Duration::from_millis(1));
+        }
+        STOP.store(true, SeqCst);
+        busy.into_iter().for_each(|g| g.join().unwrap());
+    });
+    done();
+}
+
+/// All threads ran goroutines without a P, sysmon slept because all Ps were idle, and nobody
+/// preempted these goroutines.
+#[test]
+fn goroutines_without_a_p_are_preempted_if_no_thread_is_free() {
+    child_test!(limit = LIMIT, |child| {
+        run(child, "without a P", &[]).succeeded();
+    });
+    no_core_file();
+    let runtime = Runtime::builder().procs(1).build().unwrap();
+    runtime.run(|| go(yield_now).join().unwrap());
+    no_more_threads();
+    static STOP: AtomicBool = AtomicBool::new(false);
+    runtime.run(|| {
+        // More goroutines than threads: each blocks its thread, which loses its P, and then computes.
+        let busy = || {
+            raw_sleep_through(Duration::from_millis(100));
+            while !STOP.load(SeqCst) {
+                std::hint::spin_loop();
+            }
+        };
+        let busy: Vec<_> = (0..4).map(|_| go(busy)).collect();
+        let end = Instant::now() + Duration::from_secs(1);
         while Instant::now() < end {
             trefoil::time::sleep(Duration::from_millis(1));
         }

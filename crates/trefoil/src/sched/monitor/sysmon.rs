@@ -296,7 +296,7 @@ impl<'a> Monitor<'a> {
         while !sched.is_terminated() {
             let next = self.scan();
             wake_scavenger(sched);
-            if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
+            if must_watch(sched) {
                 self.sleep_until(next);
             } else if self.may_sleep_lightly() {
                 // sysmon does not watch for a lone `runnext` entry meanwhile, so Ms are woken for
@@ -587,7 +587,7 @@ impl<'a> Monitor<'a> {
             sysmon.asleep.store(true, Ordering::Release);
             full_fence();
             // The thread that takes a P sees the flag; or sysmon sees here that the P was taken.
-            if !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) {
+            if must_watch(sched) {
                 break;
             }
             // The M that vacated the place of the idle poller had a P, so its vacancy is visible.
@@ -626,6 +626,18 @@ fn wake_scavenger(sched: &Sched) {
     if mem::has_surplus() {
         sched.helper.wake();
     }
+}
+
+/// Returns whether sysmon is needed, and must not sleep without a limit.
+fn must_watch(sched: &Sched) -> bool {
+    !all_idle(sched) || sched.stopping.load(Ordering::Relaxed) || no_m_is_free(sched)
+}
+
+/// Returns whether no M could take an idle P, because all run goroutines without one. If no thread
+/// can be started, other goroutines wait until one of these Ms is free, and a goroutine that
+/// computes must be preempted for them.
+fn no_m_is_free(sched: &Sched) -> bool {
+    sched.ms_without_p.load(Ordering::Relaxed) != 0 && sched.has_no_spare()
 }
 
 /// Returns whether every P is idle. A P that is to retire counts while it runs: its goroutine must

@@ -214,10 +214,15 @@ impl Sched {
     }
 
     /// Takes `m`, which has been idle for a long time, out of the list of idle Ms if there are more
-    /// than needed. Returns true if it did so: then the thread of `m` ends.
+    /// than needed: an M for each P, and a spare one. Returns true if it did so: then the thread of
+    /// `m` ends.
+    ///
+    /// The spare one stays although the helper thread would start another when all Ps are in use:
+    /// the kernel may refuse it then, and without a spare M no goroutine is stopped in libc.
     pub(crate) fn retire_spare(&self, m: &'static M) -> bool {
         let mut central = self.central.lock();
-        let enough = central.idle_m_count > self.procs() && central.spares() > self.reserve() + 1;
+        let kept = self.procs() + 1;
+        let enough = central.idle_m_count > kept && central.spares() > self.reserve() + 1;
         let removed = enough && central.remove_idle_m(m);
         self.publish_spares(&central);
         removed

@@ -24,8 +24,8 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::LockGuard;
 use std::sync::atomic::Ordering;
 
-/// How long an M sleeps before its thread ends, if there are more idle Ms than Ps. (Go keeps all
-/// threads.)
+/// How long an M sleeps before its thread ends, if there are more idle Ms than are kept
+/// (`Sched::retire_spare`). Go keeps all threads.
 const SPARE_M_NANOS: Nanos = 5_000_000_000;
 /// How long an M without a P sleeps at a time while its runtime stops.
 pub(crate) const SHUTDOWN_PARK_NANOS: Nanos = 1_000_000;
@@ -80,7 +80,9 @@ pub(super) fn wait_for_p(own: OwnContext) -> Option<Rt> {
             }
             Sleep::Parked(until) => _ = m.parker.park_until(until),
             Sleep::Spare => {
-                if !m.parker.park_until(now() + SPARE_M_NANOS) && sched.retire_spare(m) {
+                let until = now() + SPARE_M_NANOS;
+                // A signal ends a sleep early, too.
+                if !m.parker.park_until(until) && now() >= until && sched.retire_spare(m) {
                     return None;
                 }
             }
