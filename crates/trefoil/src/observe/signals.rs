@@ -46,7 +46,7 @@ static ACTIONS: Lock<[Action; MAX_SIGNAL as usize]> =
 struct Action {
     /// The action that the handler has replaced.
     previous: Option<libc::sigaction>,
-    /// The number of its [`SignalWatch`]es.
+    /// The number of its [`SignalWatch`]es in this process.
     watches: u32,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn check(signal: i32) -> io::Result<()> {
 
 /// Returns whether there is a pipe.
 pub(crate) fn has_pipe() -> bool {
-    enter_process();
+    enter_process(&mut *ACTIONS.lock());
     PIPE.load(Ordering::Relaxed) >= 0
 }
 
@@ -71,11 +71,15 @@ fn is_own_process() -> bool {
     PROCESS.load(Ordering::Relaxed) == unsafe { libc::getpid() }
 }
 
-/// In a child of `fork`: forgets the pipe and the channels, whose thread the child does not have.
-fn enter_process() {
+/// In a child of `fork`: forgets the pipe, the channels and the watches, whose threads the child
+/// does not have.
+fn enter_process(actions: &mut [Action]) {
     if !is_own_process() {
         PIPE.store(-1, Ordering::Relaxed);
-        LISTENED.store(0, Ordering::Relaxed);
+        for signals in [&LISTENED, &WATCHED, &ARRIVED] {
+            signals.store(0, Ordering::Relaxed);
+        }
+        actions.iter_mut().for_each(|action| action.watches = 0);
         // SAFETY: no arguments, touches no memory.
         PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     }
@@ -114,8 +118,8 @@ pub(crate) struct SignalWatch(i32);
 impl SignalWatch {
     pub(crate) fn begin(signal: i32) -> io::Result<SignalWatch> {
         check(signal)?;
-        enter_process();
         let mut actions = ACTIONS.lock();
+        enter_process(&mut *actions);
         let action = &mut actions[index(signal)];
         // As in `listen`.
         WATCHED.fetch_or(bit(signal), Ordering::Relaxed);
@@ -133,7 +137,8 @@ impl Drop for SignalWatch {
     fn drop(&mut self) {
         let mut actions = ACTIONS.lock();
         let action = &mut actions[index(self.0)];
-        action.watches -= 1;
+        // It is 0 in a child of `fork`, which has no watches.
+        action.watches = action.watches.saturating_sub(1);
         if action.watches == 0 {
             if LISTENED.load(Ordering::Relaxed) & bit(self.0) == 0 {
                 action.restore(self.0);
@@ -210,8 +215,12 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut c
     if !is_own_process() {
         return as_before(signal, info, context);
     }
-    let is_listened = is_in(&LISTENED);
-    if is_in(&WATCHED) {
+    let (is_listened, is_watched) = (is_in(&LISTENED), is_in(&WATCHED));
+    if !is_listened && !is_watched {
+        // In a child of `fork` that listens to others; or it arrives as the last channel is closed.
+        return as_before(signal, info, context);
+    }
+    if is_watched {
         // SeqCst: see `helper::wake_all`.
         ARRIVED.fetch_or(bit(signal), Ordering::SeqCst);
         if !helper::wake_all() && !is_listened {

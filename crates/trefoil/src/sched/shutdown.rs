@@ -548,8 +548,8 @@ impl Sched {
             && (!g.waits_as_holder.load(Ordering::Relaxed) || self.is_drained())
     }
 
-    /// Returns whether the running goroutine must not be stopped at a runtime call, because it
-    /// holds a lock.
+    /// Returns whether the running goroutine must not be stopped at a runtime call, or for ever,
+    /// because it holds a lock. Async-signal-safe.
     pub(crate) fn must_go_on(&self) -> bool {
         if !self.stopping.load(Ordering::Relaxed) {
             // A goroutine may stop while it holds an output: the quiesce phase waits for it.

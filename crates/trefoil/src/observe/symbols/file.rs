@@ -25,6 +25,7 @@ use addr2line::{Context, LookupContinuation, LookupResult, SplitDwarfLoad};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
+use std::io::Read as _;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -194,7 +195,7 @@ fn separate_debug_file(elf: &Elf<'_>, path: &Path, backing: &mut Backing) -> Opt
 fn dwarf_package(path: &Path, backing: &mut Backing) -> Option<DwarfPackage<Bytes>> {
     let mut name = OsString::from(path);
     name.push(".dwp");
-    let elf = Elf::parse(backing.map(Path::new(&name))?)?;
+    let elf = Elf::parse(backing.read(Path::new(&name))?)?;
     let load = |id: SectionId| match id.dwo_name() {
         Some(name) => backing.section(&elf, name),
         None => Ok(Bytes::default()),
@@ -216,7 +217,7 @@ fn split_unit(
     }
     let folder = load.comp_dir.as_ref().map_or(&[][..], |folder| folder.slice());
     let path = Path::new(OsStr::from_bytes(folder)).join(OsStr::from_bytes(load.path?.slice()));
-    let elf = Elf::parse(backing.map(&path)?)?;
+    let elf = Elf::parse(backing.read(&path)?)?;
     let section = |id: SectionId| match id.dwo_name() {
         Some(name) => backing.section(&elf, name),
         None => Ok(Bytes::default()),
@@ -256,6 +257,21 @@ impl Backing {
         Some(bytes)
     }
 
+    /// Reads a file that a compiler may write again in place, so that it must not be mapped. The
+    /// result is valid as long as `self`.
+    fn read(&mut self, path: &Path) -> Option<&'static [u8]> {
+        if self.other_files == OtherFiles::Never {
+            return None;
+        }
+        let (mut file, len) = open(path)?;
+        let mut bytes = Vec::with_capacity(len);
+        file.read_to_end(&mut bytes).ok()?;
+        // SAFETY: as in `section`.
+        let kept = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
+        self.inflated.push(bytes);
+        Some(kept)
+    }
+
     /// Returns the bytes of a section, inflated. They are valid as long as `self`.
     fn section(&mut self, elf: &Elf<'static>, name: &str) -> Result<Bytes, Error> {
         let Some(section) = elf.section(name) else { return Ok(Bytes::default()) };
@@ -271,6 +287,15 @@ impl Backing {
     }
 }
 
+/// Opens a file that is not empty. Returns it and its length.
+fn open(path: &Path) -> Option<(File, usize)> {
+    // A pipe would block.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    let len = usize::try_from(metadata.len()).ok()?;
+    (metadata.is_file() && len != 0).then_some((file, len))
+}
+
 /// A file that is mapped.
 struct FileMap {
     /// Valid until `self` is dropped.
@@ -279,14 +304,7 @@ struct FileMap {
 
 impl FileMap {
     fn new(path: &Path) -> Option<FileMap> {
-        // A pipe would block.
-        let file: File =
-            OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-        let metadata = file.metadata().ok()?;
-        let len = usize::try_from(metadata.len()).ok()?;
-        if !metadata.is_file() || len == 0 {
-            return None;
-        }
+        let (file, len) = open(path)?;
         // SAFETY: a new mapping, which only `drop` unmaps. Nothing writes to it. If another process
         // writes to the file, the bytes change, and every reader checks what it reads. If another
         // process shortens it, an access ends this process by SIGBUS; linkers and package managers

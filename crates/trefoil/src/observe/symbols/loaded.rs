@@ -133,9 +133,18 @@ impl Object {
             // except those of the vdso, which is never unloaded.
             unsafe { std::slice::from_raw_parts(range.start as *const u8, len) }
         };
+        // A header that a tool has left behind may lead anywhere.
+        let is_readable = |note: &Range<u64>| {
+            of_kind(libc::PT_LOAD).filter(|load| load.p_flags & libc::PF_R != 0).any(|load| {
+                let load = range(load);
+                load.start <= note.start && note.end <= load.end
+            })
+        };
         let mut notes = Vec::new();
-        for note in of_kind(libc::PT_NOTE).filter(|h| h.p_memsz <= NOTE_BYTES_MAX) {
-            notes.extend_from_slice(bytes(range(note)));
+        for note in of_kind(libc::PT_NOTE).filter(|h| h.p_memsz <= NOTE_BYTES_MAX).map(range) {
+            if is_readable(&note) {
+                notes.extend_from_slice(bytes(note));
+            }
         }
         let name = if info.dlpi_name.is_null() {
             c""

@@ -418,7 +418,7 @@ fn may_stop_for_ever(m: &M) -> Result<(), PreemptRefusal> {
     if !Sched::grace_is_over(m) {
         return Err(PreemptRefusal::InGrace);
     }
-    if m.sched().must_not_be_orphaned() {
+    if m.sched().must_go_on() {
         return Err(PreemptRefusal::HoldsProcessLock);
     }
     Ok(())
