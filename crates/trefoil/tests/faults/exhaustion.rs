@@ -579,9 +579,15 @@ fn goroutines_in_libc_leave_turns_to_others_without_new_threads() {
     });
     no_core_file();
     let runtime = Runtime::builder().procs(1).build().unwrap();
-    runtime.run(|| go(yield_now).join().unwrap());
-    // Touched before: a page fault may cost a thread its P, and there are few threads.
-    let buffers: Vec<_> = (0..4).map(|_| vec![1u8; 8 << 20]).collect();
+    // Some threads to spare: one that loses its P on a busy machine is missing afterwards, and
+    // without a spare one no goroutine is stopped in libc.
+    runtime.run(|| {
+        let block = || _ = raw_sleep_through(Duration::from_millis(200));
+        let blocked: Vec<_> = (0..4).map(|_| go(block)).collect();
+        blocked.into_iter().for_each(|g| g.join().unwrap());
+    });
+    // More than there are spare threads. Touched before: a page fault may cost a thread its P.
+    let buffers = [(); 6].map(|()| vec![1u8; 8 << 20]);
     no_more_threads();
     static STOP: AtomicBool = AtomicBool::new(false);
     runtime.run(|| {
@@ -593,7 +599,7 @@ fn goroutines_in_libc_leave_turns_to_others_without_new_threads() {
         };
         let busy: Vec<_> = buffers.into_iter().map(|buffer| go(move || fill(buffer))).collect();
         // Long enough for the kernel's refusals to count as lasting.
-        let end = Instant::now() + Duration::from_secs(4);
+        let end = Instant::now() + Duration::from_secs(2);
         while Instant::now() < end {
             trefoil::time::sleep(Duration::from_millis(1));
         }

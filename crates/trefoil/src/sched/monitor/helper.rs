@@ -33,6 +33,9 @@ pub(crate) enum Request {
     Incidents = 4,
 }
 
+/// If no thread could be started for so long, that may last.
+const REFUSED_NANOS: Nanos = 1_000_000_000;
+
 /// After a thread could not be started, the time until the next attempt doubles with each failure,
 /// from the first of these values up to the second. A limit may be raised, or threads of the
 /// program may end, and nothing reports that.
@@ -224,6 +227,7 @@ fn helper_main(sched: &Arc<Sched>) {
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
     let mut retry_nanos = RETRY_FIRST_NANOS;
+    let mut refused_since = None;
     #[cfg(feature = "std")]
     deferred::start_serving(sched.helper);
     while !sched.is_terminated() {
@@ -231,12 +235,14 @@ fn helper_main(sched: &Arc<Sched>) {
         deferred::deliver();
         (hooks.serve_signals)();
         let next_start = if start_threads(sched) {
-            retry_nanos = RETRY_FIRST_NANOS;
+            (retry_nanos, refused_since) = (RETRY_FIRST_NANOS, None);
+            sched.threads_refused.store(false, Ordering::Relaxed);
             NEVER
         } else {
+            let since = *refused_since.get_or_insert_with(now);
+            let is_lasting = now() - since >= REFUSED_NANOS;
+            sched.threads_refused.store(is_lasting, Ordering::Relaxed);
             retry_nanos = (2 * retry_nanos).min(RETRY_MAX_NANOS);
-            // This may last for ever.
-            sched.threads_refused.store(retry_nanos == RETRY_MAX_NANOS, Ordering::Relaxed);
             now() + retry_nanos
         };
         let requests = sched.helper.requests.swap(0, Ordering::Acquire);
@@ -294,7 +300,6 @@ fn start_threads(sched: &Arc<Sched>) -> bool {
     loop {
         let central = sched.central.lock();
         if sched.is_drained() || !sched.wants_thread(&central) {
-            sched.threads_refused.store(false, Ordering::Relaxed);
             return true;
         }
         if let Err(e) = start_thread(sched, central) {
