@@ -340,7 +340,7 @@ fn a_recording_ends_when_it_is_stopped() {
 }
 
 /// Each of many goroutines was queued while all the others ran: to compare each with all of them
-/// took minutes.
+/// takes minutes.
 #[test]
 fn many_lives_are_explained_in_a_moment() {
     let _watchdog = watchdog();
