@@ -275,7 +275,8 @@ mod tests {
     use super::*;
     use crate::sys::objects;
 
-    /// Returns the vdso: a small ELF file in memory.
+    /// Returns the vdso: a small ELF file in memory. Empty in an emulator of user programs, which
+    /// has none.
     pub(super) fn vdso() -> Vec<u8> {
         let mut found = Vec::new();
         objects::for_each(|info, headers| {
@@ -307,6 +308,9 @@ mod tests {
     #[test]
     fn a_file_that_is_cut_off_or_damaged_is_read_or_refused() {
         let whole = vdso();
+        if whole.is_empty() {
+            return;
+        }
         assert!(read_all(&whole).unwrap() > 3, "the vdso has no symbols");
         for len in 0..whole.len() {
             let _ = read_all(&whole[..len]);
