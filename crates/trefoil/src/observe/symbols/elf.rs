@@ -273,11 +273,12 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::symbols::tests::random_below;
     use crate::sys::objects;
 
     /// Returns the vdso: a small ELF file in memory. Empty in an emulator of user programs, which
     /// has none.
-    pub(super) fn vdso() -> Vec<u8> {
+    fn vdso() -> Vec<u8> {
         let mut found = Vec::new();
         objects::for_each(|info, headers| {
             // SAFETY: the loader's string, if there is one.
@@ -315,13 +316,7 @@ mod tests {
         for len in 0..whole.len() {
             let _ = read_all(&whole[..len]);
         }
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut random = |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 8) as usize % below
-        };
+        let mut random = random_below();
         let headers = u64_at(&whole, 40).unwrap() as usize;
         for _ in 0..10_000 {
             let mut bytes = whole.clone();

@@ -12,8 +12,9 @@
 //! moved to a third file (`.gnu_debugaltlink`).
 //!
 //! The bytes are mapped and stay in the file: what is resident is what lookups have touched, and
-//! the kernel may drop it. On the heap are inflated sections, and what addr2line has parsed: an
-//! entry per unit of the program, and the lines and functions of each unit that was looked up.
+//! the kernel may drop it. On the heap are inflated sections, `.dwo` and `.dwp` files, and what
+//! addr2line has parsed: an entry per unit of the program, and the lines and functions of each unit
+//! that was looked up.
 //!
 //! Invariant: what borrows from [`Backing`] is in fields before it, and no method returns a part of
 //! it for longer than a call. So nothing refers to memory that was unmapped or freed.
@@ -196,11 +197,7 @@ fn dwarf_package(path: &Path, backing: &mut Backing) -> Option<DwarfPackage<Byte
     let mut name = OsString::from(path);
     name.push(".dwp");
     let elf = Elf::parse(backing.read(Path::new(&name))?)?;
-    let load = |id: SectionId| match id.dwo_name() {
-        Some(name) => backing.section(&elf, name),
-        None => Ok(Bytes::default()),
-    };
-    DwarfPackage::load(load, Bytes::default()).ok()
+    DwarfPackage::load(|id| backing.split_section(&elf, id), Bytes::default()).ok()
 }
 
 /// Returns the debug information of a unit that is not in the program. Returns None if it is
@@ -218,11 +215,7 @@ fn split_unit(
     let folder = load.comp_dir.as_ref().map_or(&[][..], |folder| folder.slice());
     let path = Path::new(OsStr::from_bytes(folder)).join(OsStr::from_bytes(load.path?.slice()));
     let elf = Elf::parse(backing.read(&path)?)?;
-    let section = |id: SectionId| match id.dwo_name() {
-        Some(name) => backing.section(&elf, name),
-        None => Ok(Bytes::default()),
-    };
-    let mut unit = Dwarf::load(section).ok()?;
+    let mut unit = Dwarf::load(|id| backing.split_section(&elf, id)).ok()?;
     unit.make_dwo(&load.parent);
     Some(Arc::new(unit))
 }
@@ -238,12 +231,13 @@ enum OtherFiles {
 struct Backing {
     other_files: OtherFiles,
     maps: Vec<FileMap>,
-    inflated: Vec<Vec<u8>>,
+    /// Inflated sections, and files that were read.
+    buffers: Vec<Vec<u8>>,
 }
 
 impl Backing {
     fn new(other_files: OtherFiles) -> Backing {
-        Backing { other_files, maps: Vec::new(), inflated: Vec::new() }
+        Backing { other_files, maps: Vec::new(), buffers: Vec::new() }
     }
 
     /// Maps a file. The result is valid as long as `self`.
@@ -268,7 +262,7 @@ impl Backing {
         file.read_to_end(&mut bytes).ok()?;
         // SAFETY: as in `section`.
         let kept = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
-        self.inflated.push(bytes);
+        self.buffers.push(bytes);
         Some(kept)
     }
 
@@ -281,9 +275,14 @@ impl Backing {
             // SAFETY: the heap memory is neither moved nor changed until `self` is dropped, which
             // is after all that borrows from it (the file's invariant).
             bytes = unsafe { std::slice::from_raw_parts(inflated.as_ptr(), inflated.len()) };
-            self.inflated.push(inflated);
+            self.buffers.push(inflated);
         }
         Ok(EndianSlice::new(bytes, LittleEndian))
+    }
+
+    /// As [`Backing::section`], of a `.dwo` or `.dwp` file.
+    fn split_section(&mut self, elf: &Elf<'static>, id: SectionId) -> Result<Bytes, Error> {
+        id.dwo_name().map_or_else(|| Ok(Bytes::default()), |name| self.section(elf, name))
     }
 }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::observe::unwind::{OwnAddress, own_stack};
 use crate::sys::objects;
+use crate::sys::rng::Rng;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
@@ -23,6 +24,12 @@ fn frames_of_the_runtime_are_told_apart_from_those_of_the_program() {
         assert_eq!(frame_kind(name, file), kind, "{name} {file}");
     }
     assert_eq!(frame_kind("here", &format!("/{}", file!())), Runtime);
+}
+
+/// Returns a function that returns the same random numbers in each run, below its argument.
+pub(super) fn random_below() -> impl FnMut(usize) -> usize {
+    let mut rng = Rng::from_seed(1);
+    move |below| (rng.next() >> 8) as usize % below
 }
 
 /// Returns the names, files and lines at an address of this process.
@@ -162,13 +169,7 @@ fn a_program_that_is_cut_off_or_damaged_is_read_or_refused() {
     let function = program_address(calls_at as *const () as u64);
     assert!(look_up(function) > 0);
 
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut random = |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 8) as usize % below
-    };
+    let mut random = random_below();
     let damaged = [".debug_info", ".debug_abbrev", ".debug_line", ".debug_ranges", ".symtab"];
     let begin = Instant::now();
     while begin.elapsed() < LIMIT {
