@@ -1,15 +1,21 @@
 //! Tells whether another thread of this process runs (or waits for a CPU) or is blocked in the
 //! kernel.
 //!
-//! `/proc/self/task/TID/syscall` contains `running`, or the system call that the thread sleeps in:
-//! 0.3 µs for a running thread, 0.6 µs for a blocked one. If that file is not available (a sandbox,
-//! no descriptor left) the thread's CPU time is read: if it is the same in two checks, the thread
-//! was not on a CPU.
+//! There are three sources, and the first that is available is used:
+//! 1. `/proc/self/task/TID/syscall` contains `running`, or the system call that the thread sleeps
+//!    in: 0.3 µs for a running thread, 0.6 µs for a blocked one.
+//! 2. `/proc/self/task/TID/stat` contains the thread's state, but not the system call: 1 to 2 µs. A
+//!    process that was started by root and has changed its user may open this file, and not the
+//!    first one.
+//! 3. The thread's CPU time (in a sandbox without `/proc`, or if no descriptor is left): if it is
+//!    the same in two checks, the thread was not on a CPU. On a busy machine a thread that waits
+//!    for a CPU is mistaken for a blocked one.
 //!
 //! Most sleeps are short if they are for memory (page faults, `mmap` and its relatives wait for
 //! each other), for a lock of the runtime, or for a futex. Such a sleep is
 //! [`ThreadState::BrieflyBlocked`] until it has lasted a while: until a later check finds the
-//! thread asleep, and it has used no CPU time in between.
+//! thread asleep, and it has used no CPU time in between. If the system call is unknown, the sleep
+//! may be one of these.
 
 use super::clock::{Nanos, now};
 use super::lock;
@@ -34,10 +40,10 @@ pub(crate) enum ThreadState {
 
 /// Checks one thread at a time, and stores what the next check of the same thread needs.
 pub(crate) struct ThreadProbe {
-    /// The thread of the last check; 0 if its file must be opened again.
+    /// The thread of the last check; 0 before the first.
     tid: u32,
-    /// `/proc/self/task/TID/syscall` of that thread, if it is available.
-    file: Option<File>,
+    /// Where the state of that thread is read, if a file is available.
+    source: Option<(Source, File)>,
     /// CPU time at the last check that needed it, and since when it has not changed.
     cpu: u64,
     since: Nanos,
@@ -45,16 +51,17 @@ pub(crate) struct ThreadProbe {
     call: Option<u32>,
 }
 
+/// A file of a thread in `/proc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    Syscall,
+    Stat,
+}
+
 /// A descriptor that is closed by a raw system call. libc's `close` is an interposed function: it
 /// may wake a goroutine that waits for a socket with the same number, and the scheduler's lock is
 /// held here.
 struct File(ManuallyDrop<OwnedFd>);
-
-impl File {
-    fn new(fd: OwnedFd) -> File {
-        File(ManuallyDrop::new(fd))
-    }
-}
 
 impl Drop for File {
     fn drop(&mut self) {
@@ -65,7 +72,7 @@ impl Drop for File {
 
 impl ThreadProbe {
     pub(crate) const fn new() -> ThreadProbe {
-        ThreadProbe { tid: 0, file: None, cpu: 0, since: 0, call: None }
+        ThreadProbe { tid: 0, source: None, cpu: 0, since: 0, call: None }
     }
 
     /// Returns the number of the system call in which the last check that said
@@ -77,26 +84,31 @@ impl ThreadProbe {
     /// Checks a thread. Does not allocate and takes no lock of libc.
     pub(crate) fn check(&mut self, tid: u32) -> ThreadState {
         if self.tid != tid {
-            *self = ThreadProbe { tid, file: open(tid).map(File::new), ..ThreadProbe::new() };
+            let source = Source::Syscall.open(tid).or_else(|| Source::Stat.open(tid));
+            *self = ThreadProbe { tid, source, ..ThreadProbe::new() };
         }
         self.call = None;
-        let mut text = [0u8; 160];
-        let read = self.file.as_ref().map(|file| syscalls::pread(file.0.as_fd(), &mut text, 0));
-        let call = match read {
-            Some(Ok(_)) if text.starts_with(b"running") => return ThreadState::Running,
-            Some(Ok(n)) if n > 0 => BlockedCall::parse(&text[..n]),
-            _ => None,
-        };
-        let Some(call) = call else {
-            // Other text: the program has closed our descriptor, and the number is another file
-            // now.
-            if self.file.take().is_some() {
-                self.tid = 0;
-            }
+        let Some((source, file)) = &self.source else {
             return self.check_cpu_time(tid);
         };
-        self.call = u32::try_from(call.number).ok();
-        let min_sleep = call.min_sleep();
+        let mut text = [0u8; 160];
+        let length = syscalls::pread(file.0.as_fd(), &mut text, 0).unwrap_or(0);
+        let found = match source {
+            Source::Syscall => parse_syscall(&text[..length]),
+            Source::Stat => parse_stat(&text[..length]),
+        };
+        match found {
+            Some(Found::Running) => ThreadState::Running,
+            Some(Found::Asleep { call, min_sleep }) => {
+                self.call = call;
+                self.judge_sleep(tid, min_sleep)
+            }
+            None => self.change_source(tid),
+        }
+    }
+
+    /// The thread sleeps. Returns whether it has slept for at least `min_sleep`.
+    fn judge_sleep(&mut self, tid: u32, min_sleep: Nanos) -> ThreadState {
         if min_sleep == 0 {
             return ThreadState::Blocked;
         }
@@ -104,6 +116,18 @@ impl ThreadProbe {
             0 => ThreadState::Blocked,
             more => ThreadState::BrieflyBlocked(more),
         }
+    }
+
+    /// The file cannot be read, or the program has closed our descriptor, and the number is another
+    /// file now. The next check of the thread reads another source.
+    #[cold]
+    fn change_source(&mut self, tid: u32) -> ThreadState {
+        let other = match self.source.take() {
+            Some((Source::Syscall, _)) => Source::Stat,
+            _ => Source::Syscall,
+        };
+        self.source = other.open(tid);
+        self.check_cpu_time(tid)
     }
 
     /// Returns for how long the thread has used no CPU time, as far as the checks have seen.
@@ -126,59 +150,85 @@ impl ThreadProbe {
     }
 }
 
-/// A system call that a thread sleeps in: its number (−1 for a page fault) and its last argument.
-struct BlockedCall {
-    number: i64,
-    sixth: u64,
-}
-
-impl BlockedCall {
-    /// Parses the file's text: the number, six arguments, stack pointer and instruction pointer,
-    /// all except the first in hexadecimal. A page fault has no arguments.
-    fn parse(text: &[u8]) -> Option<BlockedCall> {
-        let text = std::str::from_utf8(text).ok()?;
-        let mut fields = text.split_ascii_whitespace();
-        let number = fields.next()?.parse().ok()?;
-        fields.clone().next()?.strip_prefix("0x")?;
-        let sixth = fields.nth(5).and_then(|field| field.strip_prefix("0x"));
-        Some(BlockedCall {
-            number,
-            sixth: sixth.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0)),
-        })
-    }
-
-    /// Returns how long a sleep in this call must last before the thread counts as blocked.
-    fn min_sleep(&self) -> Nanos {
-        /// A thread that still sleeps at a check this much later counts as blocked.
-        const FUTEX_NANOS: Nanos = 10_000;
-        /// Longer than a lock holder is off the CPU on a busy machine: an M that got the P earlier
-        /// would only wait for the same lock.
-        const SHORT_NANOS: Nanos = 10_000_000;
-        match self.number {
-            libc::SYS_futex if self.sixth as u32 == lock::LOCK_BITSET.get() => SHORT_NANOS,
-            libc::SYS_futex => FUTEX_NANOS,
-            -1
-            | libc::SYS_mmap
-            | libc::SYS_mprotect
-            | libc::SYS_munmap
-            | libc::SYS_brk
-            | libc::SYS_mremap
-            | libc::SYS_madvise
-            | libc::SYS_process_madvise
-            // They do not sleep, but on return the kernel may touch user memory: a page fault.
-            | libc::SYS_sched_yield
-            | libc::SYS_rt_sigreturn => SHORT_NANOS,
-            _ => 0,
-        }
+impl Source {
+    /// Opens the file of a thread.
+    fn open(self, tid: u32) -> Option<(Source, File)> {
+        let name = match self {
+            Source::Syscall => "syscall",
+            Source::Stat => "stat",
+        };
+        let mut path = [0u8; 48];
+        write!(&mut path[..], "/proc/self/task/{tid}/{name}\0").ok()?;
+        let path = CStr::from_bytes_until_nul(&path).ok()?;
+        let fd = syscalls::open_to_read(path).ok()?;
+        Some((self, File(ManuallyDrop::new(fd))))
     }
 }
 
-/// Opens the file that tells which system call the thread sleeps in.
-fn open(tid: u32) -> Option<OwnedFd> {
-    let mut path = [0u8; 48];
-    write!(&mut path[..], "/proc/self/task/{tid}/syscall\0").ok()?;
-    let path = CStr::from_bytes_until_nul(&path).ok()?;
-    syscalls::open_to_read(path).ok()
+/// What a file says of its thread.
+#[derive(PartialEq, Eq, Debug)]
+enum Found {
+    Running,
+    /// In this system call, if it is known. The thread counts as blocked when it has slept for
+    /// `min_sleep`.
+    Asleep {
+        call: Option<u32>,
+        min_sleep: Nanos,
+    },
+}
+
+/// A thread that waits for a futex and still sleeps at a check this much later counts as blocked.
+const FUTEX_NANOS: Nanos = 10_000;
+/// The same for a thread that waits for memory or for a lock of the runtime. Longer than a lock
+/// holder is off the CPU on a busy machine: an M that got the P earlier would only wait for the
+/// same lock.
+const SHORT_NANOS: Nanos = 10_000_000;
+
+/// Parses [`Source::Syscall`]: the number of the system call (−1 for a page fault), six arguments,
+/// stack pointer and instruction pointer, all except the first in hexadecimal. A page fault has no
+/// arguments.
+fn parse_syscall(text: &[u8]) -> Option<Found> {
+    if text.starts_with(b"running") {
+        return Some(Found::Running);
+    }
+    let text = std::str::from_utf8(text).ok()?;
+    let mut fields = text.split_ascii_whitespace();
+    let number = fields.next()?.parse().ok()?;
+    fields.clone().next()?.strip_prefix("0x")?;
+    let sixth = fields.nth(5).and_then(|field| field.strip_prefix("0x"));
+    let sixth = sixth.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0));
+    let min_sleep = match number {
+        libc::SYS_futex if sixth as u32 == lock::LOCK_BITSET.get() => SHORT_NANOS,
+        libc::SYS_futex => FUTEX_NANOS,
+        -1
+        | libc::SYS_mmap
+        | libc::SYS_mprotect
+        | libc::SYS_munmap
+        | libc::SYS_brk
+        | libc::SYS_mremap
+        | libc::SYS_madvise
+        | libc::SYS_process_madvise
+        // They do not sleep, but on return the kernel may touch user memory: a page fault.
+        | libc::SYS_sched_yield
+        | libc::SYS_rt_sigreturn => SHORT_NANOS,
+        _ => 0,
+    };
+    Some(Found::Asleep { call: u32::try_from(number).ok(), min_sleep })
+}
+
+/// Parses [`Source::Stat`]: thread id, name in parentheses, state, and more numbers.
+fn parse_stat(text: &[u8]) -> Option<Found> {
+    let name_end = text.iter().rposition(|&byte| byte == b')')?;
+    match text.get(name_end + 1..name_end + 3)? {
+        b" R" => Some(Found::Running),
+        // Uninterruptible: it waits for memory, or for a disk.
+        b" D" => Some(Found::Asleep { call: None, min_sleep: SHORT_NANOS }),
+        // Not less than for a futex, so that the thread is found asleep twice, with no CPU time
+        // used in between. The kernel sets the state before the thread leaves its CPU: one answer
+        // does not prove that it slept.
+        b" S" => Some(Found::Asleep { call: None, min_sleep: FUTEX_NANOS }),
+        _ => None,
+    }
 }
 
 /// Returns the nanoseconds that a thread has spent on a CPU; 0 if that cannot be found out.
@@ -227,9 +277,14 @@ mod tests {
                 std::thread::yield_now();
             }
             let tid = tid.load(Ordering::Relaxed);
-            let (mut probe, mut by_clock) =
-                (ThreadProbe::new(), ThreadProbe { tid, ..ThreadProbe::new() });
-            assert_eq!(probe.check(tid), ThreadState::Running);
+            let mut by_call = ThreadProbe::new();
+            let by_state = Source::Stat.open(tid);
+            assert!(by_state.is_some(), "every process has this file");
+            let mut by_state = ThreadProbe { tid, source: by_state, ..ThreadProbe::new() };
+            let mut by_clock = ThreadProbe { tid, ..ThreadProbe::new() };
+            // At once, and whether or not it has a CPU.
+            assert_eq!(by_call.check(tid), ThreadState::Running);
+            assert_eq!(by_state.check(tid), ThreadState::Running);
             assert_eq!(by_clock.check(tid), ThreadState::Unknown);
             // On a busy machine it may not get a CPU for a while.
             let runs = (0..200).any(|_| {
@@ -238,7 +293,7 @@ mod tests {
             });
             assert!(runs, "a thread that spins never counts as running");
             work.store(false, Ordering::Relaxed);
-            for probe in [&mut probe, &mut by_clock] {
+            for probe in [&mut by_call, &mut by_state, &mut by_clock] {
                 let is_blocked = (0..1_000).any(|_| {
                     std::thread::sleep(std::time::Duration::from_millis(5));
                     probe.check(tid) == ThreadState::Blocked
@@ -246,5 +301,28 @@ mod tests {
                 assert!(is_blocked, "a thread that waits never counts as blocked");
             }
         });
+    }
+
+    #[test]
+    fn a_state_is_found_behind_any_name() {
+        let asleep = |min_sleep| Some(Found::Asleep { call: None, min_sleep });
+        assert_eq!(parse_stat(b"17 (worker) R 1 17 17 0"), Some(Found::Running));
+        assert_eq!(parse_stat(b"17 (a) R (b)) S 1 17 17 0"), asleep(FUTEX_NANOS));
+        assert_eq!(parse_stat(b"17 (worker) D 1 17 17 0"), asleep(SHORT_NANOS));
+        for other in [&b"17 (worker) Z 1"[..], b"17 (worker)", b"17 (worker) ", b"running", b""] {
+            assert_eq!(parse_stat(other), None);
+        }
+    }
+
+    #[test]
+    fn another_file_in_place_of_ours_is_left() {
+        let tid = syscalls::gettid();
+        let other = syscalls::open_to_read(c"/proc/self/comm").unwrap();
+        let file = File(ManuallyDrop::new(other));
+        let source = Some((Source::Syscall, file));
+        let mut probe = ThreadProbe { tid, source, ..ThreadProbe::new() };
+        probe.check(tid);
+        assert_eq!(probe.source.as_ref().map(|(source, _)| *source), Some(Source::Stat));
+        assert_eq!(probe.check(tid), ThreadState::Running);
     }
 }

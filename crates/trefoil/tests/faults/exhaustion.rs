@@ -570,6 +570,95 @@ fn threads_start_when_the_limit_is_lifted() {
     done();
 }
 
+/// As long as the kernel refused threads, the P ran only goroutines that were stopped in libc, one
+/// after the other: no other goroutine, no timer and no descriptor got its turn.
+#[test]
+fn goroutines_in_libc_leave_turns_to_others_without_new_threads() {
+    child_test!(limit = LIMIT, |child| {
+        run(child, "in libc", &[]).succeeded();
+    });
+    no_core_file();
+    let runtime = Runtime::builder().procs(1).build().unwrap();
+    // Some threads to spare: one that loses its P on a busy machine is missing afterwards, and
+    // without a spare one no goroutine is stopped in libc.
+    runtime.run(|| {
+        let block = || _ = raw_sleep_through(Duration::from_millis(200));
+        let blocked: Vec<_> = (0..4).map(|_| go(block)).collect();
+        blocked.into_iter().for_each(|g| g.join().unwrap());
+    });
+    // More than there are spare threads. Touched before: a page fault may cost a thread its P.
+    let buffers = [(); 6].map(|()| vec![1u8; 8 << 20]);
+    no_more_threads();
+    static STOP: AtomicBool = AtomicBool::new(false);
+    runtime.run(|| {
+        let fill = |mut buffer: Vec<u8>| {
+            while !STOP.load(SeqCst) {
+                // SAFETY: memory of this goroutine.
+                unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
+            }
+        };
+        let busy: Vec<_> = buffers.into_iter().map(|buffer| go(move || fill(buffer))).collect();
+        // Long enough for the kernel's refusals to count as lasting.
+        let end = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < end {
+            trefoil::time::sleep(Duration::from_millis(1));
+        }
+        STOP.store(true, SeqCst);
+        busy.into_iter().for_each(|g| g.join().unwrap());
+    });
+    done();
+}
+
+/// All threads ran goroutines without a P, sysmon slept because all Ps were idle, and nobody
+/// preempted these goroutines. On a busy machine each of them got the idle P for itself again.
+#[test]
+fn goroutines_without_a_p_are_preempted_if_no_thread_is_free() {
+    child_test!(limit = LIMIT, |child| {
+        run(child, "without a P", &[]).succeeded();
+    });
+    compute_on_all_threads(|_| std::hint::spin_loop());
+}
+
+/// No goroutine was stopped in libc without a spare thread, so those that were always there kept
+/// all threads for themselves.
+#[test]
+fn goroutines_in_libc_are_preempted_if_no_thread_is_free() {
+    child_test!(limit = LIMIT, |child| {
+        run(child, "in libc, without a P", &[]).succeeded();
+    });
+    compute_on_all_threads(|buffer| {
+        // SAFETY: memory of this goroutine.
+        unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
+    });
+}
+
+/// Lets more goroutines than there are threads block, so that each thread loses its P, and then
+/// `compute`. Another goroutine gets a turn nevertheless.
+fn compute_on_all_threads(compute: fn(&mut Vec<u8>)) {
+    no_core_file();
+    let runtime = Runtime::builder().procs(1).build().unwrap();
+    runtime.run(|| go(yield_now).join().unwrap());
+    let buffers = [(); 4].map(|()| vec![1u8; 8 << 20]);
+    no_more_threads();
+    static STOP: AtomicBool = AtomicBool::new(false);
+    runtime.run(|| {
+        let busy = move |mut buffer: Vec<u8>| {
+            raw_sleep_through(Duration::from_millis(100));
+            while !STOP.load(SeqCst) {
+                compute(&mut buffer);
+            }
+        };
+        let busy: Vec<_> = buffers.into_iter().map(|buffer| go(move || busy(buffer))).collect();
+        let end = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < end {
+            trefoil::time::sleep(Duration::from_millis(1));
+        }
+        STOP.store(true, SeqCst);
+        busy.into_iter().for_each(|g| g.join().unwrap());
+    });
+    done();
+}
+
 /// This process writes to a file instead of stderr.
 struct Stderr {
     original: OwnedFd,

@@ -151,10 +151,24 @@ pub(crate) fn release_p_before_blocking(rt: Rt) {
 /// maybe on another M.
 #[cold]
 pub(crate) fn reacquire_p(entered: EnteredRuntime) -> Rt {
+    try_reacquire_p(entered).unwrap_or_else(|| switch::requeue_without_p(entered))
+}
+
+/// Queues a goroutine that was preempted while its `hold` was not `OWNED`. If its M gets a P, other
+/// goroutines run there first: the M may be the only one that is free for them.
+pub(crate) fn preempt_without_p(entered: EnteredRuntime) -> Rt {
+    match try_reacquire_p(entered) {
+        Some(rt) => switch::preempt(rt),
+        None => switch::requeue_without_p(entered),
+    }
+}
+
+/// As [`reacquire_p`], but returns None if no P is available.
+fn try_reacquire_p(entered: EnteredRuntime) -> Option<Rt> {
     let (m, sched) = (entered.m(), entered.sched());
     let mut central = sched.central.lock();
     if !sched.clear_retaken(&mut central, m) {
-        return entered.into_rt();
+        return Some(entered.into_rt());
     }
     let last = m.p.take();
     let p = if sched.stopping.load(Ordering::Relaxed) {
@@ -166,20 +180,18 @@ pub(crate) fn reacquire_p(entered: EnteredRuntime) -> Rt {
         drop(central);
         p
     };
-    if let Some((p, counted_as_spinning)) = p {
-        m.set_p(Some(p));
-        // The time that the P ran before does not count for this goroutine's slice.
-        p.begin_slice();
-        crate::sched::goroutine::locked::mark(m, p);
-        // An M that was to take the P and search was counted as spinning. This M does not search.
-        if counted_as_spinning && sched.idle.stop_spinning() {
-            sched.wake_after_push();
-        }
-        let rt = entered.into_rt();
-        record::runs_here(rt);
-        return rt;
+    let (p, counted_as_spinning) = p?;
+    m.set_p(Some(p));
+    // The time that the P ran before does not count for this goroutine's slice.
+    p.begin_slice();
+    crate::sched::goroutine::locked::mark(m, p);
+    // An M that was to take the P and search was counted as spinning. This M does not search.
+    if counted_as_spinning && sched.idle.stop_spinning() {
+        sched.wake_after_push();
     }
-    switch::requeue_without_p(entered)
+    let rt = entered.into_rt();
+    record::runs_here(rt);
+    Some(rt)
 }
 
 /// As [`reacquire_p`], on the M's own context: the M then searches for a P itself.
@@ -213,6 +225,9 @@ impl Sched {
         m.hold.store(RETAKEN, Ordering::Relaxed);
         m.without_p.since.set(now());
         m.without_p.is_unnoticed.set(false);
+        // Counted in a slice that has ended. The M does not write it now: it sleeps in the kernel,
+        // or is inside the runtime.
+        m.preempt_deferrals.store(0, Ordering::Relaxed);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)
     }

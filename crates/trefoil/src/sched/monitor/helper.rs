@@ -40,7 +40,7 @@ const REFUSED_NANOS: Nanos = 1_000_000_000;
 /// from the first of these values up to the second. A limit may be raised, or threads of the
 /// program may end, and nothing reports that.
 const RETRY_FIRST_NANOS: Nanos = 10_000_000;
-const RETRY_MAX_NANOS: Nanos = 500_000_000;
+const RETRY_MAX_NANOS: Nanos = 100_000_000;
 
 /// How long after a wait for a lock the runtime is checked for cycles of waits, at least. A check
 /// takes less than a hundredth of the time between two checks.
@@ -226,25 +226,14 @@ fn helper_main(sched: &Arc<Sched>) {
     let mut wait_check_delay = WAIT_CHECK_NANOS;
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
-    let mut retry_nanos = RETRY_FIRST_NANOS;
-    let mut refused_since = None;
+    let mut refusals = Refusals::None;
     #[cfg(feature = "std")]
     deferred::start_serving(sched.helper);
     while !sched.is_terminated() {
         #[cfg(feature = "std")]
         deferred::deliver();
         (hooks.serve_signals)();
-        let next_start = if start_threads(sched) {
-            (retry_nanos, refused_since) = (RETRY_FIRST_NANOS, None);
-            sched.threads_refused.store(false, Ordering::Relaxed);
-            NEVER
-        } else {
-            let since = *refused_since.get_or_insert_with(now);
-            let is_lasting = now() - since >= REFUSED_NANOS;
-            sched.threads_refused.store(is_lasting, Ordering::Relaxed);
-            retry_nanos = (2 * retry_nanos).min(RETRY_MAX_NANOS);
-            now() + retry_nanos
-        };
+        let next_start = refusals.try_again(sched);
         let requests = sched.helper.requests.swap(0, Ordering::Acquire);
         if requests & Request::CheckDeadlock as u32 != 0 {
             (hooks.all_asleep)(sched);
@@ -291,6 +280,50 @@ pub(crate) fn start_thread(
     central.starting += 1;
     drop(central);
     M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1)
+}
+
+/// Whether the kernel refuses threads.
+enum Refusals {
+    None,
+    Since {
+        first: Nanos,
+        /// When the next attempt may be made.
+        next: Nanos,
+        /// The pause after the next refusal.
+        pause: Nanos,
+    },
+}
+
+impl Refusals {
+    /// Starts the threads that are wanted, unless one was refused a moment ago. Returns when to try
+    /// again.
+    fn try_again(&mut self, sched: &Arc<Sched>) -> Nanos {
+        let now = now();
+        if let Refusals::Since { next, .. } = *self
+            && now < next
+        {
+            sched.return_ps_wanting_m(&mut sched.central.lock());
+            return next;
+        }
+        let refused = !start_threads(sched);
+        *self = match *self {
+            _ if !refused => Refusals::None,
+            Refusals::None => {
+                let next = now + RETRY_FIRST_NANOS;
+                Refusals::Since { first: now, next, pause: 2 * RETRY_FIRST_NANOS }
+            }
+            Refusals::Since { first, pause, .. } => {
+                let longer = (2 * pause).min(RETRY_MAX_NANOS);
+                Refusals::Since { first, next: now + pause, pause: longer }
+            }
+        };
+        let (lasting, next) = match *self {
+            Refusals::None => (false, NEVER),
+            Refusals::Since { first, next, .. } => (now - first >= REFUSED_NANOS, next),
+        };
+        sched.threads_refused.store(lasting, Ordering::Relaxed);
+        next
+    }
 }
 
 /// Starts an M for every P that wants one, and one spare M. The spare is needed because a P must

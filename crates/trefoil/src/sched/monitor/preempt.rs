@@ -20,8 +20,8 @@
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since the request: the signal is late;
 //! 6. the goroutine is in libc or in the loader, or holds a lock of C code, until it was found so
-//!    [`MAX_DEFERRALS`] times in a slice (a *deferral* each time); and always, if no spare M is
-//!    available (an idle M, which would take a P at once);
+//!    [`MAX_DEFERRALS`] times in a slice (a *deferral* each time); and if no spare M is available
+//!    (an idle M, which would take a P at once), until [`MAX_DEFERRALS_WITHOUT_SPARE`];
 //! 7. no spare M is available, until as many deferrals: the goroutine may be in a callback of a
 //!    library that holds a lock;
 //! 8. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
@@ -41,6 +41,12 @@
 //! `memset` are common, and hold no lock. Below that limit, a goroutine that was deferred
 //! [`MAX_DEFERRALS_WITHOUT_RESERVE`] times is exempt from rule 1 only if it holds no C lock: the
 //! helper thread might wait for that lock, and could not start an M.
+//!
+//! If no more Ms can be started, because the kernel refuses threads for a while already or there
+//! are as many as the program allows, the last Ms may all run goroutines that are always in libc.
+//! Then these would keep the Ms for ever, so without a spare M a goroutine is stopped there as well
+//! if it is not known to hold a lock, but only after [`MAX_DEFERRALS_WITHOUT_SPARE`]: half a second
+//! in one call that holds a lock of libc and computes is improbable.
 //!
 //! A goroutine in `dlopen` or `dlclose` holds locks of the loader in whatever code it is. It counts
 //! as the holder of a C lock (`interpose/dlopen.rs`).
@@ -76,6 +82,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 const MAX_DEFERRALS: u32 = 48;
 /// The same, if there are no more spare Ms than goroutines stopped in libc.
 const MAX_DEFERRALS_WITHOUT_RESERVE: u32 = 4 * MAX_DEFERRALS;
+/// The same, if there is no spare M, and no M can be started.
+const MAX_DEFERRALS_WITHOUT_SPARE: u32 = 5_000;
 /// The same, in a runtime that shuts down.
 const MAX_DEFERRALS_IN_SHUTDOWN: u32 = 1_000;
 /// The most spare Ms that are kept for goroutines stopped in libc.
@@ -348,12 +356,12 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> Result<(), PreemptRefusal> {
         // A lock of C code counts like libc's own: other goroutines may wait for it with their Ms
         // (an allocator's lock, for example).
         in_library: is_in_library(pc) || lock::c_locks_held() != 0,
-        // User code that libc has called may hold libc's locks as well. Then a spare M is needed.
-        no_spare_m: !stopping && m.sched().has_no_spare(),
+        spares: m.sched().spares_for(m),
         stopping,
     };
-    if site.in_library || site.no_spare_m {
-        site.check_deferrals(count_deferral(m), || m.sched().has_reserve())?;
+    // User code that libc has called may hold libc's locks as well. Then a spare M is needed.
+    if site.in_library || (site.spares < Spares::Few && !stopping) {
+        site.check_deferrals(count_deferral(m))?;
     }
     g.stopped_in_libc.set(site.in_library && !stopping);
     Ok(())
@@ -431,10 +439,12 @@ fn is_in_library(pc: usize) -> bool {
     })
 }
 
-/// Counts a deferral in the present slice. Returns their number.
+/// Counts a deferral in the present slice. Returns their number. All that the goroutine computes
+/// without a P counts as one slice.
 fn count_deferral(m: &M) -> u32 {
     // Relaxed: written by this thread only; sysmon reads it as a hint.
-    let tick = m.p.get().map_or(0, |p| p.tick.load(Ordering::Relaxed));
+    let p = m.p.get().filter(|_| m.hold.load(Ordering::Relaxed) != RETAKEN);
+    let tick = p.map_or(m.deferrals_tick.get(), |p| p.tick.load(Ordering::Relaxed));
     let same_slice = m.deferrals_tick.replace(tick) == tick;
     let before = if same_slice { m.preempt_deferrals.load(Ordering::Relaxed) } else { 0 };
     let deferrals = before.saturating_add(1);
@@ -442,31 +452,40 @@ fn count_deferral(m: &M) -> u32 {
     deferrals
 }
 
+/// The spare Ms, if one more goroutine stops in libc.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Spares {
+    /// None at present.
+    None,
+    /// None, and no M can be started. The goroutine is not known to hold a lock.
+    NoneForLong,
+    /// Not more than there are goroutines that were stopped in libc.
+    Few,
+    Enough,
+}
+
 /// Where a goroutine would stop, and what is known of the runtime.
 #[derive(Clone, Copy)]
 struct StopSite {
     in_library: bool,
-    no_spare_m: bool,
+    spares: Spares,
     /// The runtime shuts down.
     stopping: bool,
 }
 
 impl StopSite {
     /// Checks whether the goroutine, which is in a library or without a spare M, was deferred often
-    /// enough in this slice to be stopped all the same. `has_reserve` is [`Sched::has_reserve`].
-    fn check_deferrals(
-        self,
-        deferrals: u32,
-        has_reserve: impl FnOnce() -> bool,
-    ) -> Result<(), PreemptRefusal> {
-        let limit = if self.stopping {
-            MAX_DEFERRALS_IN_SHUTDOWN
-        } else if self.in_library && !has_reserve() {
-            MAX_DEFERRALS_WITHOUT_RESERVE
-        } else {
-            MAX_DEFERRALS
+    /// enough in this slice to be stopped all the same.
+    fn check_deferrals(self, deferrals: u32) -> Result<(), PreemptRefusal> {
+        let limit = match self.spares {
+            _ if self.stopping => Some(MAX_DEFERRALS_IN_SHUTDOWN),
+            _ if !self.in_library => Some(MAX_DEFERRALS),
+            Spares::Enough => Some(MAX_DEFERRALS),
+            Spares::Few => Some(MAX_DEFERRALS_WITHOUT_RESERVE),
+            Spares::NoneForLong => Some(MAX_DEFERRALS_WITHOUT_SPARE),
+            Spares::None => None,
         };
-        if deferrals >= limit && !(self.in_library && self.no_spare_m) {
+        if limit.is_some_and(|limit| deferrals >= limit) {
             return Ok(());
         }
         Err(if self.in_library { PreemptRefusal::InLibrary } else { PreemptRefusal::NoSpareM })
@@ -491,7 +510,7 @@ unsafe extern "C" fn preempted() {
         switch::preempt(rt);
     } else {
         m.preempt_deferrals.store(0, Ordering::Relaxed);
-        handoff::reacquire_p(entered);
+        handoff::preempt_without_p(entered);
     }
     if g.stopped_by_signal.replace(false) {
         sched.stopped_by_signal.fetch_sub(1, Ordering::Relaxed);
@@ -509,10 +528,22 @@ impl Sched {
         self.stopped_in_libc.load(Ordering::Relaxed).min(MAX_RESERVE_MS)
     }
 
-    /// Returns whether there is a spare M for one more goroutine stopped in libc. Without the lock,
-    /// so the answer is a hint.
-    fn has_reserve(&self) -> bool {
-        self.spares.load(Ordering::Relaxed) > self.stopped_in_libc.load(Ordering::Relaxed)
+    /// Returns the spare Ms if the goroutine that runs on `m` stops in libc. Without the lock, so
+    /// the answer is a hint.
+    fn spares_for(&self, m: &M) -> Spares {
+        match self.spares.load(Ordering::Relaxed) {
+            0 if self.may_stop_without_spare(m) => Spares::NoneForLong,
+            0 => Spares::None,
+            n if n > self.stopped_in_libc.load(Ordering::Relaxed) => Spares::Enough,
+            _ => Spares::Few,
+        }
+    }
+
+    /// Returns whether the goroutine that runs on `m` may stop in libc without a spare M, after
+    /// very many deferrals.
+    fn may_stop_without_spare(&self, m: &M) -> bool {
+        let holds_lock = lock::c_locks_held() != 0 || m.in_allocator.load(Ordering::Relaxed);
+        self.has_all_threads() && !holds_lock
     }
 
     /// Returns whether there are as many Ms as allowed, or as the kernel allows at present. Then a
@@ -536,9 +567,7 @@ impl Sched {
             return !g.stopped_in_libc.get() && may_stop_for_ever(m).is_ok();
         }
         let in_libc = g.stopped_in_libc.get();
-        if in_libc
-            && !self.count_stop_in_libc(&central, m.preempt_deferrals.load(Ordering::Relaxed))
-        {
+        if in_libc && !self.count_stop_in_libc(&central, m) {
             return false;
         }
         g.stopped_by_signal.set(true);
@@ -552,11 +581,13 @@ impl Sched {
     }
 
     /// Counts a goroutine that is about to stop in libc. Returns false if it must not stop now.
-    fn count_stop_in_libc(&self, central: &Central, deferrals: u32) -> bool {
+    fn count_stop_in_libc(&self, central: &Central, m: &M) -> bool {
+        let deferrals = m.preempt_deferrals.load(Ordering::Relaxed);
         let stopped = self.stopped_in_libc.load(Ordering::Relaxed);
         let may_grow = stopped < MAX_RESERVE_MS && !self.has_all_threads();
         let awaits_reserve = lock::c_locks_held() != 0 && may_grow;
-        let may_stop = reserve_suffices(central.spares(), stopped, deferrals, awaits_reserve);
+        let may_stop = reserve_suffices(central.spares(), stopped, deferrals, awaits_reserve)
+            || (deferrals >= MAX_DEFERRALS_WITHOUT_SPARE && self.may_stop_without_spare(m));
         if may_stop {
             self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
         }
@@ -576,35 +607,39 @@ fn reserve_suffices(spares: u32, stopped: u32, deferrals: u32, awaits_reserve: b
 mod tests {
     use super::*;
 
-    const IN_LIBC: StopSite = StopSite { in_library: true, no_spare_m: false, stopping: false };
-    const RESERVE: fn() -> bool = || true;
-    const NO_RESERVE: fn() -> bool = || false;
+    const IN_LIBC: StopSite =
+        StopSite { in_library: true, spares: Spares::Enough, stopping: false };
 
     #[test]
     fn goroutine_in_libc_is_stopped_after_the_deferral_limit() {
         let refused = Err(PreemptRefusal::InLibrary);
-        assert_eq!(IN_LIBC.check_deferrals(1, RESERVE), refused);
-        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS - 1, RESERVE), refused);
-        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS, RESERVE), Ok(()));
+        assert_eq!(IN_LIBC.check_deferrals(1), refused);
+        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS - 1), refused);
+        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS), Ok(()));
     }
 
     #[test]
     fn goroutine_in_libc_is_deferred_longer_without_a_reserve() {
         let (refused, limit) = (Err(PreemptRefusal::InLibrary), MAX_DEFERRALS_WITHOUT_RESERVE);
-        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS, NO_RESERVE), refused);
-        assert_eq!(IN_LIBC.check_deferrals(limit, NO_RESERVE), Ok(()));
-        let stopping = StopSite { stopping: true, ..IN_LIBC };
-        assert_eq!(stopping.check_deferrals(limit, NO_RESERVE), refused);
-        assert_eq!(stopping.check_deferrals(MAX_DEFERRALS_IN_SHUTDOWN, NO_RESERVE), Ok(()));
+        let site = StopSite { spares: Spares::Few, ..IN_LIBC };
+        assert_eq!(site.check_deferrals(MAX_DEFERRALS), refused);
+        assert_eq!(site.check_deferrals(limit), Ok(()));
+        let stopping = StopSite { stopping: true, ..site };
+        assert_eq!(stopping.check_deferrals(limit), refused);
+        assert_eq!(stopping.check_deferrals(MAX_DEFERRALS_IN_SHUTDOWN), Ok(()));
     }
 
     #[test]
-    fn goroutine_in_libc_is_never_stopped_without_a_spare_m() {
-        let site = StopSite { no_spare_m: true, ..IN_LIBC };
-        assert_eq!(site.check_deferrals(u32::MAX, NO_RESERVE), Err(PreemptRefusal::InLibrary));
+    fn goroutine_in_libc_is_not_stopped_without_a_spare_m() {
+        let site = StopSite { spares: Spares::None, ..IN_LIBC };
+        assert_eq!(site.check_deferrals(u32::MAX), Err(PreemptRefusal::InLibrary));
+        let for_long = StopSite { spares: Spares::NoneForLong, ..IN_LIBC };
+        let limit = MAX_DEFERRALS_WITHOUT_SPARE;
+        assert_eq!(for_long.check_deferrals(limit - 1), Err(PreemptRefusal::InLibrary));
+        assert_eq!(for_long.check_deferrals(limit), Ok(()), "others would never run again");
         let user_code = StopSite { in_library: false, ..site };
-        assert_eq!(user_code.check_deferrals(1, NO_RESERVE), Err(PreemptRefusal::NoSpareM));
-        assert_eq!(user_code.check_deferrals(MAX_DEFERRALS, NO_RESERVE), Ok(()));
+        assert_eq!(user_code.check_deferrals(1), Err(PreemptRefusal::NoSpareM));
+        assert_eq!(user_code.check_deferrals(MAX_DEFERRALS), Ok(()));
     }
 
     #[test]
