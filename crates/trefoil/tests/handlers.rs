@@ -88,12 +88,12 @@ fn sigquit_ends_a_fork_of_the_process() {
 #[test]
 fn signals_of_a_fork_have_their_previous_effect_and_stay_there() {
     extern "C" fn ends_the_fork(_: i32) {
+        let code = if signal_mask() & bit(SIGUSR1) != 0 { 3 } else { 4 };
         // SAFETY: ends the process.
-        unsafe { libc::_exit(3) };
+        unsafe { libc::_exit(code) };
     }
     child_test!();
-    // SAFETY: a handler that calls an async-signal-safe function.
-    unsafe { libc::signal(SIGUSR2, ends_the_fork as *const () as usize) };
+    install(SIGUSR2, ends_the_fork as *const () as usize, 0, &[SIGUSR1]);
     runtime().run(|| {
         let signals = signal::notify(&[SIGUSR1, SIGUSR2]).unwrap();
         let default = status_of_fork_after(SIGUSR1);
@@ -106,6 +106,34 @@ fn signals_of_a_fork_have_their_previous_effect_and_stay_there() {
         // The fork's signal was sent long before: it would have come first, or comes now.
         std::thread::sleep(Duration::from_millis(50));
         assert!(signals.try_recv().is_err());
+    });
+}
+
+/// The signal stopped the fork only once: the default action took the place of the handler.
+#[test]
+fn a_fork_is_stopped_by_a_signal_that_its_parent_listens_to() {
+    child_test!();
+    runtime().run(|| {
+        let _signals = signal::notify(&[libc::SIGTSTP]).unwrap();
+        // SAFETY: the forked process makes system calls only; signals to that process.
+        unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                (0..400).for_each(|_| _ = raw_sleep(Duration::from_millis(50)));
+                libc::_exit(7);
+            }
+            assert!(pid > 0);
+            for _ in 0..3 {
+                libc::kill(pid, libc::SIGTSTP);
+                let mut status = 0;
+                assert_eq!(libc::waitpid(pid, &raw mut status, libc::WUNTRACED), pid);
+                let status = ExitStatus::from_raw(status);
+                assert_eq!(status.stopped_signal(), Some(libc::SIGSTOP), "{status:?}");
+                libc::kill(pid, libc::SIGCONT);
+            }
+            libc::kill(pid, libc::SIGKILL);
+            assert_eq!(libc::waitpid(pid, std::ptr::null_mut(), 0), pid);
+        }
     });
 }
 

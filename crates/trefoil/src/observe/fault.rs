@@ -2,28 +2,24 @@
 //!
 //! A goroutine that touches the guard of its stack gets SIGSEGV. The handler runs on the thread's
 //! alternate stack. If the address is in a guard of the stack arena, it prints the goroutine and
-//! its trace, and aborts. Any other fault goes to the previous handler, the one that was installed
-//! before (std's or the program's). It is called as its own `sigaction` has asked: with its mask,
-//! with the signal blocked or not (`SA_NODEFER`), once only (`SA_RESETHAND`). It may return, or
-//! leave by `siglongjmp`. Only `SA_ONSTACK` is always set (`interpose/signals.rs`). A handler that
-//! is installed later may call this one for faults that are not its own.
+//! its trace, and aborts. Any other fault goes to the previous handler (`previous_action.rs`). A
+//! handler that is installed later may call this one for faults that are not its own.
 //!
 //! Nothing before the first message allocates. The trace does, and the goroutine may have been
 //! inside malloc when its stack overflowed. So the message comes first, and SIGALRM ends the
 //! process if the trace takes longer than [`TRACE_LIMIT_SECS`].
 
+use super::previous_action::{PreviousAction, SignalSource};
 use super::symbols::{Resolver, demangle};
 use super::unwind::{OwnAddress, own_stack};
 use crate::mem;
 use crate::sched::current_g;
-use crate::sys::signal::{bit, current_mask, set_mask};
 use crate::sys::stderr::{write_all_stderr, write_stderr};
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 /// Frames that are printed. The innermost frames show the recursion.
 const TRACE_FRAMES: usize = 48;
@@ -36,42 +32,6 @@ const TRACE_LIMIT_SECS: u32 = 30;
 static INSTALL: Once = Once::new();
 /// The actions that were installed before, of SIGSEGV and SIGBUS.
 static PREVIOUS: [PreviousAction; 2] = [const { PreviousAction::new() }; 2];
-
-/// An action that other code has installed. Written before the handler that reads it is installed,
-/// and after the only call of a `SA_RESETHAND` handler.
-struct PreviousAction {
-    handler: AtomicUsize,
-    flags: AtomicI32,
-    /// Bit n − 1 is signal n.
-    mask: AtomicU64,
-}
-
-impl PreviousAction {
-    const fn new() -> PreviousAction {
-        PreviousAction {
-            handler: AtomicUsize::new(libc::SIG_DFL),
-            flags: AtomicI32::new(0),
-            mask: AtomicU64::new(0),
-        }
-    }
-
-    fn set(&self, action: &libc::sigaction) {
-        self.handler.store(action.sa_sigaction, Ordering::Relaxed);
-        self.flags.store(action.sa_flags, Ordering::Relaxed);
-        // SAFETY: the first word of the set holds the kernel's 64 signals.
-        let mask = unsafe { (&raw const action.sa_mask).cast::<u64>().read() };
-        self.mask.store(mask, Ordering::Relaxed);
-    }
-
-    /// Returns the handler to call now, or SIG_DFL or SIG_IGN.
-    fn take(&self) -> usize {
-        if self.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
-            self.handler.swap(libc::SIG_DFL, Ordering::Relaxed)
-        } else {
-            self.handler.load(Ordering::Relaxed)
-        }
-    }
-}
 
 /// Installs the handler, once.
 pub(crate) fn install_handler() {
@@ -99,59 +59,9 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
         report_overflow(slot.size);
     }
     let source = if address.is_some() { SignalSource::Fault } else { SignalSource::Sent };
-    // SAFETY: the arguments are those of this handler.
-    unsafe { pass_on(signal, info, context, source) };
-}
-
-/// Why the signal arrived.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SignalSource {
-    /// An instruction faulted. It is repeated when the handler returns.
-    Fault,
-    /// A process has sent the signal.
-    Sent,
-}
-
-/// Calls the handler that was installed before, or does what its action would do.
-///
-/// # Safety
-/// The arguments must be those of a handler for `signal`.
-unsafe fn pass_on(
-    signal: c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut c_void,
-    source: SignalSource,
-) {
     let previous = &PREVIOUS[usize::from(signal != libc::SIGSEGV)];
-    let handler = previous.take();
-    match handler {
-        // A fault cannot be ignored. The instruction faults again under the default action, which
-        // reports the address.
-        libc::SIG_DFL | libc::SIG_IGN if source == SignalSource::Fault => {
-            return super::quit::set_default(signal);
-        }
-        libc::SIG_DFL => return super::quit::raise_default(signal),
-        libc::SIG_IGN => return,
-        _ => {}
-    }
-    let flags = previous.flags.load(Ordering::Relaxed);
-    let own_mask = current_mask();
-    let deferred = flags & libc::SA_NODEFER == 0;
-    let mask = if deferred { own_mask | bit(signal) } else { own_mask & !bit(signal) };
-    // The previous handler's mask may contain the signal even with SA_NODEFER.
-    set_mask(mask | previous.mask.load(Ordering::Relaxed));
-    type InfoHandler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-    type Handler = unsafe extern "C" fn(c_int);
-    // SAFETY: the flag SA_SIGINFO tells which of the two types the handler has.
-    unsafe {
-        if flags & libc::SA_SIGINFO != 0 {
-            std::mem::transmute::<usize, InfoHandler>(handler)(signal, info, context);
-        } else {
-            std::mem::transmute::<usize, Handler>(handler)(signal);
-        }
-    }
-    // A later handler that has called this one continues with its own mask.
-    set_mask(own_mask);
+    // SAFETY: the arguments are those of this handler.
+    unsafe { previous.pass_on(signal, info, context, source) };
 }
 
 /// Reports that the goroutine has overflowed its stack of `size` bytes, and aborts.

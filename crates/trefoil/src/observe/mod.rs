@@ -5,8 +5,9 @@
 //! and `symbols/` finds their names. `dump.rs` and `pprof.rs` write the result in two formats.
 //! `metrics.rs` counts them by place and state, without their stacks. `trace/` reads what the
 //! flight recorder has recorded, and `waits/` is the wait-for graph. `layout.rs` tells debuggers
-//! where everything is. `signals.rs` has the signal handler that channels and watches share.
-//! `profile/` takes profiles, of goroutines as they are and of samples (`sched/sample.rs`).
+//! where everything is. `signals.rs` has the signal handler that channels and watches share, and
+//! `previous_action.rs` what such handlers have replaced. `profile/` takes profiles, of goroutines
+//! as they are and of samples (`sched/sample.rs`).
 
 pub(crate) mod deadlock;
 pub(crate) mod dump;
@@ -15,6 +16,7 @@ pub(crate) mod layout;
 pub(crate) mod metrics;
 pub(crate) mod panics;
 pub(crate) mod pprof;
+mod previous_action;
 mod process_lock;
 pub(crate) mod profile;
 mod protobuf;

@@ -7,11 +7,11 @@
 //! the background jobs of a script with SIGQUIT ignored, and `kill -QUIT` must work on a program
 //! that hangs.
 
+use super::previous_action::{PreviousAction, SignalSource};
 use super::{deadlock, dump, trace};
 use crate::sched::monitor::helper;
-use crate::sys::raw::syscall;
 use crate::sys::stderr::write_all_stderr;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -20,9 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 static ASKED: AtomicBool = AtomicBool::new(false);
 /// The process that has the helper threads. Written before the handler that reads it is installed.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
-
-/// The signal was ignored before. Written like `PROCESS`.
-static WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+/// The default action, or `SIG_IGN`. Written like `PROCESS`.
+static PREVIOUS: PreviousAction = PreviousAction::new();
 
 /// Installs the handler, once.
 pub(crate) fn install() {
@@ -32,21 +31,23 @@ pub(crate) fn install() {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGQUIT, std::ptr::null(), &raw mut action);
         if matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
-            WAS_IGNORED.store(action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+            PREVIOUS.set(&action);
             PROCESS.store(libc::getpid(), Ordering::Relaxed);
             action.sa_sigaction = on_quit as *const () as usize;
-            action.sa_flags = libc::SA_ONSTACK | libc::SA_RESTART;
+            action.sa_flags = libc::SA_ONSTACK | libc::SA_RESTART | libc::SA_SIGINFO;
             libc::sigaction(libc::SIGQUIT, &raw const action, null_mut());
         }
     });
 }
 
-extern "C" fn on_quit(signal: c_int) {
+extern "C" fn on_quit(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the arguments are those of this handler.
+    let pass_on = || unsafe { PREVIOUS.pass_on(signal, info, context, SignalSource::Sent) };
     // Before `ASKED` is set: a child of `vfork` shares memory with the process that has the helper
     // threads.
     // SAFETY: no arguments, touches no memory.
     if unsafe { libc::getpid() } != PROCESS.load(Ordering::Relaxed) {
-        return as_before(signal);
+        return pass_on();
     }
     // SeqCst: see `helper::wake_all`.
     ASKED.store(true, Ordering::SeqCst);
@@ -54,35 +55,7 @@ extern "C" fn on_quit(signal: c_int) {
         // The last runtime has ended, so no helper thread is left to print, and none of a later
         // runtime is to.
         ASKED.store(false, Ordering::SeqCst);
-        as_before(signal);
-    }
-}
-
-/// Gives the signal its previous effect. Called by the handler.
-fn as_before(signal: c_int) {
-    if !WAS_IGNORED.load(Ordering::Relaxed) {
-        raise_default(signal);
-    }
-}
-
-/// Ends the process by the default action of `signal` when its handler returns. To be called in the
-/// handler.
-pub(super) fn raise_default(signal: c_int) {
-    set_default(signal);
-    // SAFETY: sends the signal to this thread, where it is blocked until the handler has returned.
-    unsafe {
-        let (pid, tid) = (libc::getpid() as usize, libc::gettid() as usize);
-        syscall(libc::SYS_tgkill, [pid, tid, signal as usize]);
-    }
-}
-
-/// Installs the default action.
-pub(super) fn set_default(signal: c_int) {
-    // SAFETY: an action made here.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(signal, &raw const action, null_mut());
+        pass_on();
     }
 }
 

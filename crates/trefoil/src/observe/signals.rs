@@ -10,7 +10,7 @@
 //! parent. There the signal has its previous effect, as has a signal that is only watched when the
 //! last runtime has ended.
 
-use super::quit;
+use super::previous_action::{PreviousAction, SignalSource};
 use crate::sched::monitor::helper;
 use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
@@ -18,7 +18,7 @@ use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// The largest signal number; the smallest is 1.
 const MAX_SIGNAL: i32 = 64;
@@ -34,10 +34,9 @@ static WATCHED: AtomicU64 = AtomicU64::new(0);
 /// Those of them that have arrived, until a helper thread takes them.
 static ARRIVED: AtomicU64 = AtomicU64::new(0);
 
-/// The handlers that were replaced, as `sigaction` has them: a function, or `SIG_DFL`, which is 0,
-/// or `SIG_IGN`. Written before the new handler needs them. Changed under the lock of [`ACTIONS`].
-static PREVIOUS: [AtomicUsize; MAX_SIGNAL as usize] =
-    [const { AtomicUsize::new(libc::SIG_DFL) }; MAX_SIGNAL as usize];
+/// The actions that were replaced, for the handler. Written under the lock of [`ACTIONS`].
+static PREVIOUS: [PreviousAction; MAX_SIGNAL as usize] =
+    [const { PreviousAction::new() }; MAX_SIGNAL as usize];
 
 static ACTIONS: Lock<[Action; MAX_SIGNAL as usize]> =
     Lock::new([const { Action { previous: None, watches: 0 } }; MAX_SIGNAL as usize]);
@@ -181,7 +180,7 @@ impl Action {
                 return Err(io::Error::last_os_error());
             }
             let previous = previous.assume_init();
-            PREVIOUS[index(signal)].store(previous.sa_sigaction, Ordering::Relaxed);
+            PREVIOUS[index(signal)].set(&previous);
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_signal as *const () as usize;
             action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK | libc::SA_SIGINFO;
@@ -210,15 +209,18 @@ impl Action {
 
 /// The handler. If the pipe is full, the signal is lost.
 extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let previous = &PREVIOUS[index(signal)];
+    // SAFETY: the arguments are those of this handler.
+    let pass_on = || unsafe { previous.pass_on(signal, info, context, SignalSource::Sent) };
     let is_in = |signals: &AtomicU64| signals.load(Ordering::Relaxed) & bit(signal) != 0;
     // First of all: a child of `vfork` shares its memory with this process.
     if !is_own_process() {
-        return as_before(signal, info, context);
+        return pass_on();
     }
     let (is_listened, is_watched) = (is_in(&LISTENED), is_in(&WATCHED));
     if !is_listened && !is_watched {
         // In a child of `fork` that listens to others; or it arrives as the last channel is closed.
-        return as_before(signal, info, context);
+        return pass_on();
     }
     if is_watched {
         // SeqCst: see `helper::wake_all`.
@@ -226,29 +228,12 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut c
         if !helper::wake_all() && !is_listened {
             // The last runtime has ended, and a later one is not to be told.
             ARRIVED.fetch_and(!bit(signal), Ordering::SeqCst);
-            as_before(signal, info, context);
+            pass_on();
         }
     }
     if is_listened && let Ok(pipe) = usize::try_from(PIPE.load(Ordering::Acquire)) {
         let byte = signal as u8;
         // SAFETY: writes one byte of this frame. The raw call does not change errno.
         unsafe { syscall(libc::SYS_write, [pipe, &raw const byte as usize, 1]) };
-    }
-}
-
-/// Gives the signal its previous effect. Called by the handler.
-fn as_before(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let ignored_by_default = [libc::SIGCHLD, libc::SIGCONT, libc::SIGURG, libc::SIGWINCH];
-    match PREVIOUS[index(signal)].load(Ordering::Relaxed) {
-        libc::SIG_IGN => {}
-        libc::SIG_DFL if ignored_by_default.contains(&signal) => {}
-        libc::SIG_DFL => quit::raise_default(signal),
-        handler => {
-            type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void);
-            // SAFETY: the program has installed this function as a handler. One that takes the
-            // signal only ignores the other arguments.
-            let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
-            handler(signal, info, context);
-        }
     }
 }
