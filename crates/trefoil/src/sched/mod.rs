@@ -360,8 +360,7 @@ impl Sched {
                 "trefoil: {reason}; goroutines wait until one of the {n} threads is free\n"
             ));
         };
-        // The bare error of `register_thread`, or an error of the kernel.
-        if e.kind() == io::ErrorKind::QuotaExceeded && e.get_ref().is_none() {
+        if Sched::is_thread_limit(e) {
             let max = self.config.max_threads;
             report(format_args!(
                 "program exceeds {max}-thread limit (RuntimeBuilder::max_threads)"
@@ -369,6 +368,12 @@ impl Sched {
         } else {
             report(format_args!("{e}"));
         }
+    }
+
+    /// Returns whether `e` is the error of [`Sched::register_thread`], and not one of the kernel.
+    fn is_thread_limit(e: &io::Error) -> bool {
+        let is_bare = e.get_ref().is_none() && e.raw_os_error().is_none();
+        e.kind() == io::ErrorKind::QuotaExceeded && is_bare
     }
 
     /// Counts one more thread. Returns the id of its M. The caller holds the lock, or no other

@@ -164,7 +164,14 @@ pub(crate) fn preempt_slow(rt: Rt) {
         p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
         return rt.leave_without_yield();
     }
-    let must_continue = rt.g().no_preempt.get() != 0 || rt.sched().must_go_on();
+    let sched = rt.sched();
+    // No M could take a locked goroutine from its queue again (`preempt.rs`, rule 8).
+    let is_only = || {
+        rt.m().locked.get().is_some()
+            && sched.has_no_spare()
+            && !sched.stopping.load(Ordering::Relaxed)
+    };
+    let must_continue = rt.g().no_preempt.get() != 0 || sched.must_go_on() || is_only();
     let rt = if must_continue { rt } else { preempt(rt) };
     rt.leave_without_yield();
 }

@@ -20,7 +20,7 @@
 use super::clock::{Nanos, now};
 use super::lock;
 use super::raw::syscall;
-use super::syscalls;
+use super::syscalls::{self, Errno};
 use std::ffi::CStr;
 use std::io::Write;
 use std::mem::ManuallyDrop;
@@ -43,7 +43,7 @@ pub(crate) struct ThreadProbe {
     /// The thread of the last check; 0 before the first.
     tid: u32,
     /// Where the state of that thread is read, if a file is available.
-    source: Option<(Source, File)>,
+    file: Option<File>,
     /// CPU time at the last check that needed it, and since when it has not changed.
     cpu: u64,
     since: Nanos,
@@ -58,21 +58,56 @@ enum Source {
     Stat,
 }
 
-/// A descriptor that is closed by a raw system call. libc's `close` is an interposed function: it
-/// may wake a goroutine that waits for a socket with the same number, and the scheduler's lock is
-/// held here.
-struct File(ManuallyDrop<OwnedFd>);
+/// An open file of a thread. It is closed by a raw system call: libc's `close` is an interposed
+/// function, which may wake a goroutine that waits for a socket with the same number, and the
+/// scheduler's lock is held here.
+struct File {
+    source: Source,
+    fd: ManuallyDrop<OwnedFd>,
+}
+
+impl File {
+    fn open(source: Source, tid: u32) -> Option<File> {
+        let name = match source {
+            Source::Syscall => "syscall",
+            Source::Stat => "stat",
+        };
+        let mut path = [0u8; 48];
+        write!(&mut path[..], "/proc/self/task/{tid}/{name}\0").ok()?;
+        let path = CStr::from_bytes_until_nul(&path).ok()?;
+        let fd = ManuallyDrop::new(syscalls::open_to_read(path).ok()?);
+        Some(File { source, fd })
+    }
+
+    /// Reads what the file says of its thread. Returns None if it says nothing, or if it is not our
+    /// file: the program may have closed our descriptor, and the number may be another file now.
+    fn read(&self) -> Option<Found> {
+        let mut text = [0u8; 160];
+        let length = match syscalls::pread(self.fd.as_fd(), &mut text, 0) {
+            Ok(length) => length,
+            Err(Errno::SRCH) => return Some(Found::Ended),
+            Err(Errno::ACCES | Errno::PERM) => return Some(Found::Refused),
+            Err(_) => return None,
+        };
+        match self.source {
+            Source::Syscall => parse_syscall(&text[..length]),
+            Source::Stat => parse_stat(&text[..length]),
+        }
+    }
+}
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor, which is not used after this.
-        unsafe { syscalls::close(self.0.as_raw_fd()) };
+        if self.read().is_some() {
+            // SAFETY: our own descriptor, which is not used after this.
+            unsafe { syscalls::close(self.fd.as_raw_fd()) };
+        }
     }
 }
 
 impl ThreadProbe {
     pub(crate) const fn new() -> ThreadProbe {
-        ThreadProbe { tid: 0, source: None, cpu: 0, since: 0, call: None }
+        ThreadProbe { tid: 0, file: None, cpu: 0, since: 0, call: None }
     }
 
     /// Returns the number of the system call in which the last check that said
@@ -84,26 +119,34 @@ impl ThreadProbe {
     /// Checks a thread. Does not allocate and takes no lock of libc.
     pub(crate) fn check(&mut self, tid: u32) -> ThreadState {
         if self.tid != tid {
-            let source = Source::Syscall.open(tid).or_else(|| Source::Stat.open(tid));
-            *self = ThreadProbe { tid, source, ..ThreadProbe::new() };
+            let file = File::open(Source::Syscall, tid).or_else(|| File::open(Source::Stat, tid));
+            *self = ThreadProbe { tid, file, ..ThreadProbe::new() };
         }
         self.call = None;
-        let Some((source, file)) = &self.source else {
-            return self.check_cpu_time(tid);
-        };
-        let mut text = [0u8; 160];
-        let length = syscalls::pread(file.0.as_fd(), &mut text, 0).unwrap_or(0);
-        let found = match source {
-            Source::Syscall => parse_syscall(&text[..length]),
-            Source::Stat => parse_stat(&text[..length]),
-        };
-        match found {
+        let Some(file) = &self.file else { return self.check_cpu_time(tid) };
+        match file.read() {
             Some(Found::Running) => ThreadState::Running,
-            Some(Found::Asleep { call, min_sleep }) => {
-                self.call = call;
+            Some(Found::InCall { number, min_sleep }) => {
+                self.call = number;
                 self.judge_sleep(tid, min_sleep)
             }
-            None => self.change_source(tid),
+            Some(Found::Asleep { min_sleep }) => self.check_asleep(tid, min_sleep),
+            Some(Found::Ended | Found::Stopped) => ThreadState::Unknown,
+            Some(Found::Refused) | None => self.change_source(tid),
+        }
+    }
+
+    /// `stat` has said that the thread sleeps. The kernel sets that state before the thread leaves
+    /// its CPU, so it proves nothing to the probe (`sched/monitor/handoff.rs`). What does: the
+    /// thread is asleep and has used no CPU time since the check began.
+    fn check_asleep(&mut self, tid: u32, min_sleep: Nanos) -> ThreadState {
+        let before = cpu_time(tid);
+        let again = self.file.as_ref().and_then(File::read);
+        let is_asleep = matches!(again, Some(Found::Asleep { .. }));
+        if is_asleep && before != 0 && cpu_time(tid) == before {
+            self.judge_sleep(tid, min_sleep)
+        } else {
+            ThreadState::Unknown
         }
     }
 
@@ -118,15 +161,15 @@ impl ThreadProbe {
         }
     }
 
-    /// The file cannot be read, or the program has closed our descriptor, and the number is another
-    /// file now. The next check of the thread reads another source.
+    /// The file cannot be read, or is not ours any more. The next check of the thread reads another
+    /// one.
     #[cold]
     fn change_source(&mut self, tid: u32) -> ThreadState {
-        let other = match self.source.take() {
-            Some((Source::Syscall, _)) => Source::Stat,
+        let other = match self.file.take() {
+            Some(File { source: Source::Syscall, .. }) => Source::Stat,
             _ => Source::Syscall,
         };
-        self.source = other.open(tid);
+        self.file = File::open(other, tid);
         self.check_cpu_time(tid)
     }
 
@@ -150,31 +193,25 @@ impl ThreadProbe {
     }
 }
 
-impl Source {
-    /// Opens the file of a thread.
-    fn open(self, tid: u32) -> Option<(Source, File)> {
-        let name = match self {
-            Source::Syscall => "syscall",
-            Source::Stat => "stat",
-        };
-        let mut path = [0u8; 48];
-        write!(&mut path[..], "/proc/self/task/{tid}/{name}\0").ok()?;
-        let path = CStr::from_bytes_until_nul(&path).ok()?;
-        let fd = syscalls::open_to_read(path).ok()?;
-        Some((self, File(ManuallyDrop::new(fd))))
-    }
-}
-
 /// What a file says of its thread.
 #[derive(PartialEq, Eq, Debug)]
 enum Found {
     Running,
-    /// In this system call, if it is known. The thread counts as blocked when it has slept for
-    /// `min_sleep`.
-    Asleep {
-        call: Option<u32>,
+    /// Asleep in a system call, or in a page fault, which has no number. The thread is blocked when
+    /// it has slept for `min_sleep`.
+    InCall {
+        number: Option<u32>,
         min_sleep: Nanos,
     },
+    /// As `InCall`, but why it sleeps is unknown.
+    Asleep {
+        min_sleep: Nanos,
+    },
+    /// By a debugger, for example.
+    Stopped,
+    Ended,
+    /// The process may not read the file.
+    Refused,
 }
 
 /// A thread that waits for a futex and still sleeps at a check this much later counts as blocked.
@@ -213,20 +250,19 @@ fn parse_syscall(text: &[u8]) -> Option<Found> {
         | libc::SYS_rt_sigreturn => SHORT_NANOS,
         _ => 0,
     };
-    Some(Found::Asleep { call: u32::try_from(number).ok(), min_sleep })
+    Some(Found::InCall { number: u32::try_from(number).ok(), min_sleep })
 }
 
 /// Parses [`Source::Stat`]: thread id, name in parentheses, state, and more numbers.
 fn parse_stat(text: &[u8]) -> Option<Found> {
     let name_end = text.iter().rposition(|&byte| byte == b')')?;
-    match text.get(name_end + 1..name_end + 3)? {
-        b" R" => Some(Found::Running),
-        // Uninterruptible: it waits for memory, or for a disk.
-        b" D" => Some(Found::Asleep { call: None, min_sleep: SHORT_NANOS }),
-        // Not less than for a futex, so that the thread is found asleep twice, with no CPU time
-        // used in between. The kernel sets the state before the thread leaves its CPU: one answer
-        // does not prove that it slept.
-        b" S" => Some(Found::Asleep { call: None, min_sleep: FUTEX_NANOS }),
+    match text.get(name_end + 1..name_end + 4)? {
+        b" R " => Some(Found::Running),
+        // Maybe for a futex.
+        b" S " => Some(Found::Asleep { min_sleep: FUTEX_NANOS }),
+        // Uninterruptible: for memory, or for a disk.
+        b" D " => Some(Found::Asleep { min_sleep: SHORT_NANOS }),
+        [b' ', _, b' '] => Some(Found::Stopped),
         _ => None,
     }
 }
@@ -248,6 +284,7 @@ pub(crate) fn cpu_time(tid: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::FromRawFd;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
     #[test]
@@ -278,9 +315,9 @@ mod tests {
             }
             let tid = tid.load(Ordering::Relaxed);
             let mut by_call = ThreadProbe::new();
-            let by_state = Source::Stat.open(tid);
-            assert!(by_state.is_some(), "every process has this file");
-            let mut by_state = ThreadProbe { tid, source: by_state, ..ThreadProbe::new() };
+            let stat = File::open(Source::Stat, tid);
+            assert!(stat.is_some(), "every process has this file");
+            let mut by_state = ThreadProbe { tid, file: stat, ..ThreadProbe::new() };
             let mut by_clock = ThreadProbe { tid, ..ThreadProbe::new() };
             // At once, and whether or not it has a CPU.
             assert_eq!(by_call.check(tid), ThreadState::Running);
@@ -305,24 +342,28 @@ mod tests {
 
     #[test]
     fn a_state_is_found_behind_any_name() {
-        let asleep = |min_sleep| Some(Found::Asleep { call: None, min_sleep });
+        let asleep = |min_sleep| Some(Found::Asleep { min_sleep });
         assert_eq!(parse_stat(b"17 (worker) R 1 17 17 0"), Some(Found::Running));
         assert_eq!(parse_stat(b"17 (a) R (b)) S 1 17 17 0"), asleep(FUTEX_NANOS));
         assert_eq!(parse_stat(b"17 (worker) D 1 17 17 0"), asleep(SHORT_NANOS));
-        for other in [&b"17 (worker) Z 1"[..], b"17 (worker)", b"17 (worker) ", b"running", b""] {
+        assert_eq!(parse_stat(b"17 (worker) t 1 17 17 0"), Some(Found::Stopped));
+        for other in [&b"17 (worker)"[..], b"17 (worker) ", b"17 (worker) R", b"running", b""] {
             assert_eq!(parse_stat(other), None);
         }
     }
 
+    /// The runtime closed the file that the program had opened under the number of ours.
     #[test]
-    fn another_file_in_place_of_ours_is_left() {
+    fn another_file_in_place_of_ours_stays_open() {
         let tid = syscalls::gettid();
-        let other = syscalls::open_to_read(c"/proc/self/comm").unwrap();
-        let file = File(ManuallyDrop::new(other));
-        let source = Some((Source::Syscall, file));
-        let mut probe = ThreadProbe { tid, source, ..ThreadProbe::new() };
+        let theirs = syscalls::open_to_read(c"/proc/self/comm").unwrap();
+        let number = theirs.as_raw_fd();
+        let file = File { source: Source::Syscall, fd: ManuallyDrop::new(theirs) };
+        let mut probe = ThreadProbe { tid, file: Some(file), ..ThreadProbe::new() };
         probe.check(tid);
-        assert_eq!(probe.source.as_ref().map(|(source, _)| *source), Some(Source::Stat));
+        assert_eq!(probe.file.as_ref().map(|file| file.source), Some(Source::Stat));
         assert_eq!(probe.check(tid), ThreadState::Running);
+        // SAFETY: it is still open, and closed here.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
     }
 }

@@ -579,8 +579,7 @@ fn goroutines_in_libc_leave_turns_to_others_without_new_threads() {
     });
     no_core_file();
     let runtime = Runtime::builder().procs(1).build().unwrap();
-    // Some threads to spare: one that loses its P on a busy machine is missing afterwards, and
-    // without a spare one no goroutine is stopped in libc.
+    // Some threads to spare: without one, a goroutine is stopped in libc only after a long time.
     runtime.run(|| {
         let block = || _ = raw_sleep_through(Duration::from_millis(200));
         let blocked: Vec<_> = (0..4).map(|_| go(block)).collect();
@@ -657,6 +656,42 @@ fn compute_on_all_threads(compute: fn(&mut Vec<u8>)) {
         busy.into_iter().for_each(|g| g.join().unwrap());
     });
     done();
+}
+
+/// A goroutine that was locked to its thread was preempted, and no thread was left that could have
+/// taken it from its queue again.
+#[test]
+fn a_locked_goroutine_goes_on_if_no_thread_is_free() {
+    const BLOCKED: Duration = Duration::from_secs(60);
+    child_test!(limit = LIMIT, |child| {
+        run(child, "locked", &[]).succeeded();
+    });
+    no_core_file();
+    let runtime = Runtime::builder().procs(1).max_threads(2).build().unwrap();
+    let begun = Instant::now();
+    let rounds = runtime.go(|| {
+        go(|| raw_sleep_through(BLOCKED));
+        let _locked = trefoil::lock_os_thread();
+        let compute = |time: Duration| {
+            let end = Instant::now() + time;
+            while Instant::now() < end {
+                std::hint::spin_loop();
+            }
+        };
+        for _ in 0..30 {
+            // Its thread loses the P, and computes without one; then with one, while another
+            // goroutine waits.
+            raw_sleep_through(Duration::from_millis(15));
+            compute(Duration::from_millis(20));
+            go(|| ());
+            compute(Duration::from_millis(20));
+        }
+    });
+    rounds.unwrap().join().unwrap();
+    assert!(begun.elapsed() < BLOCKED / 2, "it waited for the other thread");
+    done();
+    // The blocked thread would keep the runtime's end waiting.
+    std::process::exit(0);
 }
 
 /// This process writes to a file instead of stderr.

@@ -154,8 +154,8 @@ pub(crate) fn reacquire_p(entered: EnteredRuntime) -> Rt {
     try_reacquire_p(entered).unwrap_or_else(|| switch::requeue_without_p(entered))
 }
 
-/// Queues a goroutine that was preempted while its `hold` was not `OWNED`. If its M gets a P, other
-/// goroutines run there first: the M may be the only one that is free for them.
+/// Queues a goroutine that was preempted while `hold` of its M was not `OWNED`. If the M gets a P,
+/// other goroutines run there first: the M may be the only one that is free for them.
 pub(crate) fn preempt_without_p(entered: EnteredRuntime) -> Rt {
     match try_reacquire_p(entered) {
         Some(rt) => switch::preempt(rt),
@@ -211,6 +211,7 @@ impl Sched {
         let retaken = m.hold.load(Ordering::Relaxed) == RETAKEN;
         m.hold.store(OWNED, Ordering::Relaxed);
         if retaken {
+            m.preempt_deferrals.store(0, Ordering::Relaxed);
             self.notice_if_blocked_long(m);
             central.without_p.remove(m);
             self.ms_without_p.fetch_sub(1, Ordering::Relaxed);
@@ -225,8 +226,7 @@ impl Sched {
         m.hold.store(RETAKEN, Ordering::Relaxed);
         m.without_p.since.set(now());
         m.without_p.is_unnoticed.set(false);
-        // Counted in a slice that has ended. The M does not write it now: it sleeps in the kernel,
-        // or is inside the runtime.
+        // They were counted in a slice that ends here.
         m.preempt_deferrals.store(0, Ordering::Relaxed);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
         self.hand_off(central, p)

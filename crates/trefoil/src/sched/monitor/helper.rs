@@ -226,14 +226,14 @@ fn helper_main(sched: &Arc<Sched>) {
     let mut wait_check_delay = WAIT_CHECK_NANOS;
     let mut procs = sched.procs() as usize;
     let mut scavenger = mem::Scavenger::new();
-    let mut refusals = Refusals::None;
+    let mut refusals = None;
     #[cfg(feature = "std")]
     deferred::start_serving(sched.helper);
     while !sched.is_terminated() {
         #[cfg(feature = "std")]
         deferred::deliver();
         (hooks.serve_signals)();
-        let next_start = refusals.try_again(sched);
+        let next_start = start_threads(sched, &mut refusals);
         let requests = sched.helper.requests.swap(0, Ordering::Acquire);
         if requests & Request::CheckDeadlock as u32 != 0 {
             (hooks.all_asleep)(sched);
@@ -282,71 +282,66 @@ pub(crate) fn start_thread(
     M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1)
 }
 
-/// Whether the kernel refuses threads.
-enum Refusals {
-    None,
-    Since {
-        first: Nanos,
-        /// When the next attempt may be made.
-        next: Nanos,
-        /// The pause after the next refusal.
-        pause: Nanos,
-    },
+/// Threads could not be started, and none was since.
+struct Refusals {
+    first: Nanos,
+    last: io::Error,
+    /// When the next attempt may be made.
+    next: Nanos,
+    /// How long the pause before that is.
+    pause: Nanos,
 }
 
-impl Refusals {
-    /// Starts the threads that are wanted, unless one was refused a moment ago. Returns when to try
-    /// again.
-    fn try_again(&mut self, sched: &Arc<Sched>) -> Nanos {
-        let now = now();
-        if let Refusals::Since { next, .. } = *self
-            && now < next
-        {
-            sched.return_ps_wanting_m(&mut sched.central.lock());
-            return next;
-        }
-        let refused = !start_threads(sched);
-        *self = match *self {
-            _ if !refused => Refusals::None,
-            Refusals::None => {
-                let next = now + RETRY_FIRST_NANOS;
-                Refusals::Since { first: now, next, pause: 2 * RETRY_FIRST_NANOS }
-            }
-            Refusals::Since { first, pause, .. } => {
-                let longer = (2 * pause).min(RETRY_MAX_NANOS);
-                Refusals::Since { first, next: now + pause, pause: longer }
-            }
-        };
-        let (lasting, next) = match *self {
-            Refusals::None => (false, NEVER),
-            Refusals::Since { first, next, .. } => (now - first >= REFUSED_NANOS, next),
-        };
-        sched.threads_refused.store(lasting, Ordering::Relaxed);
-        next
+/// Starts the threads that are wanted, unless the kernel has refused one a moment ago. Returns when
+/// to try again.
+fn start_threads(sched: &Arc<Sched>, refusals: &mut Option<Refusals>) -> Nanos {
+    let begun = now();
+    if let Some(Refusals { next, last, .. }) = refusals
+        && begun < *next
+        // That limit is the runtime's own, and to try costs nothing.
+        && !Sched::is_thread_limit(last)
+    {
+        give_up_threads(sched, last);
+        return *next;
     }
+    let Err(last) = try_start_threads(sched) else {
+        *refusals = None;
+        sched.threads_refused.store(false, Ordering::Relaxed);
+        return NEVER;
+    };
+    give_up_threads(sched, &last);
+    let (first, pause) = match refusals {
+        Some(before) => (before.first, (2 * before.pause).min(RETRY_MAX_NANOS)),
+        None => (begun, RETRY_FIRST_NANOS),
+    };
+    let next = begun + pause;
+    *refusals = Some(Refusals { first, last, next, pause });
+    sched.threads_refused.store(begun - first >= REFUSED_NANOS, Ordering::Relaxed);
+    next
 }
 
 /// Starts an M for every P that wants one, and one spare M. The spare is needed because a P must
 /// never wait for the helper thread: starting a thread allocates, and the allocator's lock may be
-/// held by a goroutine that waits for that P. Returns false if a thread could not be started.
-fn start_threads(sched: &Arc<Sched>) -> bool {
+/// held by a goroutine that waits for that P.
+fn try_start_threads(sched: &Arc<Sched>) -> io::Result<()> {
     loop {
         let central = sched.central.lock();
         if sched.is_drained() || !sched.wants_thread(&central) {
-            return true;
+            return Ok(());
         }
-        if let Err(e) = start_thread(sched, central) {
-            let mut central = sched.central.lock();
-            let needed = central.has_ps_wanting_m();
-            // The running Ms will do the work; or an M that starts later, which takes an idle P if
-            // there is work.
-            sched.return_ps_wanting_m(&mut central);
-            drop(central);
-            if needed {
-                sched.report_no_threads(&e);
-            }
-            return false;
-        }
+        start_thread(sched, central)?;
+    }
+}
+
+/// No thread can be started, because of `e`. The running Ms will do the work of the Ps that want
+/// one; or an M that starts later, which takes an idle P if there is work.
+fn give_up_threads(sched: &Sched, e: &io::Error) {
+    let mut central = sched.central.lock();
+    let needed = central.has_ps_wanting_m();
+    sched.return_ps_wanting_m(&mut central);
+    drop(central);
+    if needed {
+        sched.report_no_threads(e);
     }
 }
 

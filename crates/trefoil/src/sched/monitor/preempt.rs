@@ -20,18 +20,21 @@
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since the request: the signal is late;
 //! 6. the goroutine is in libc or in the loader, or holds a lock of C code, until it was found so
-//!    [`MAX_DEFERRALS`] times in a slice (a *deferral* each time); and if no spare M is available
-//!    (an idle M, which would take a P at once), until [`MAX_DEFERRALS_WITHOUT_SPARE`];
-//! 7. no spare M is available, until as many deferrals: the goroutine may be in a callback of a
+//!    [`MAX_DEFERRALS`] times in a slice (a *deferral* each time); and as long as no spare M is
+//!    available (an idle M, which would take a P at once), except below;
+//! 7. no spare M is available, until [`MAX_DEFERRALS`]: the goroutine may be in a callback of a
 //!    library that holds a lock;
-//! 8. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
+//! 8. no spare M is available, and the goroutine is locked to its M: no M could use the P, and none
+//!    could take the goroutine from its queue again;
+//! 9. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
 //!
 //! # Stopped in libc
 //! If a goroutine stops while it holds one of libc's locks, other goroutines wait for the lock in
 //! the kernel, with their Ms. Each of these Ms loses its P to a spare M. When no spare M is left,
 //! the helper thread must start one, which takes the same locks. Then no M could resume the
 //! goroutine that holds the lock. Therefore goroutines that were stopped in libc are counted, and
-//! 1. a goroutine is stopped there only if there are more spare Ms than goroutines stopped there;
+//! 1. a goroutine is stopped there only if there are more spare Ms than goroutines stopped there
+//!    (exceptions below);
 //! 2. the helper thread keeps one more spare M than there are such goroutines;
 //! 3. an M that gets a P while there are fewer spare Ms than such goroutines begins with one of
 //!    them.
@@ -42,11 +45,11 @@
 //! [`MAX_DEFERRALS_WITHOUT_RESERVE`] times is exempt from rule 1 only if it holds no C lock: the
 //! helper thread might wait for that lock, and could not start an M.
 //!
-//! If no more Ms can be started, because the kernel refuses threads for a while already or there
-//! are as many as the program allows, the last Ms may all run goroutines that are always in libc.
-//! Then these would keep the Ms for ever, so without a spare M a goroutine is stopped there as well
-//! if it is not known to hold a lock, but only after [`MAX_DEFERRALS_WITHOUT_SPARE`]: half a second
-//! in one call that holds a lock of libc and computes is improbable.
+//! If no more Ms can be started, because the kernel has refused threads for a while or there are as
+//! many as the program allows, the last Ms may all run goroutines that are always in libc. They
+//! would keep the Ms for ever. So without a spare M a goroutine is stopped there as well if it
+//! holds no C lock, but only after [`MAX_DEFERRALS_WITHOUT_SPARE`]: for half a second every signal
+//! has found it in libc. That it computes for so long under one of libc's locks is improbable.
 //!
 //! A goroutine in `dlopen` or `dlclose` holds locks of the loader in whatever code it is. It counts
 //! as the holder of a C lock (`interpose/dlopen.rs`).
@@ -356,9 +359,12 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> Result<(), PreemptRefusal> {
         // A lock of C code counts like libc's own: other goroutines may wait for it with their Ms
         // (an allocator's lock, for example).
         in_library: is_in_library(pc) || lock::c_locks_held() != 0,
-        spares: m.sched().spares_for(m),
+        spares: m.sched().spares_for_goroutine(),
         stopping,
     };
+    if m.locked.get().is_some() && site.spares < Spares::Few && !stopping {
+        return Err(PreemptRefusal::NoSpareM);
+    }
     // User code that libc has called may hold libc's locks as well. Then a spare M is needed.
     if site.in_library || (site.spares < Spares::Few && !stopping) {
         site.check_deferrals(count_deferral(m))?;
@@ -455,9 +461,9 @@ fn count_deferral(m: &M) -> u32 {
 /// The spare Ms, if one more goroutine stops in libc.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Spares {
-    /// None at present.
+    /// None. The goroutine must wait for one.
     None,
-    /// None, and no M can be started. The goroutine is not known to hold a lock.
+    /// None, and no M can be started. The goroutine, which holds no C lock, may stop in the end.
     NoneForLong,
     /// Not more than there are goroutines that were stopped in libc.
     Few,
@@ -505,13 +511,11 @@ unsafe extern "C" fn preempted() {
     if !g.stopped_by_signal.get() {
         (sched.config.hooks.wake_for_outputs)(entered.rt());
     }
-    if let Some(rt) = entered.rt() {
-        sched.preemptions.fetch_add(1, Ordering::Relaxed);
-        switch::preempt(rt);
-    } else {
-        m.preempt_deferrals.store(0, Ordering::Relaxed);
-        handoff::preempt_without_p(entered);
-    }
+    sched.preemptions.fetch_add(1, Ordering::Relaxed);
+    match entered.rt() {
+        Some(rt) => switch::preempt(rt),
+        None => handoff::preempt_without_p(entered),
+    };
     if g.stopped_by_signal.replace(false) {
         sched.stopped_by_signal.fetch_sub(1, Ordering::Relaxed);
     }
@@ -528,22 +532,20 @@ impl Sched {
         self.stopped_in_libc.load(Ordering::Relaxed).min(MAX_RESERVE_MS)
     }
 
-    /// Returns the spare Ms if the goroutine that runs on `m` stops in libc. Without the lock, so
-    /// the answer is a hint.
-    fn spares_for(&self, m: &M) -> Spares {
+    /// Returns the spare Ms for the running goroutine. Without the lock, so the answer is a hint.
+    fn spares_for_goroutine(&self) -> Spares {
         match self.spares.load(Ordering::Relaxed) {
-            0 if self.may_stop_without_spare(m) => Spares::NoneForLong,
+            0 if self.may_stop_without_spare() => Spares::NoneForLong,
             0 => Spares::None,
             n if n > self.stopped_in_libc.load(Ordering::Relaxed) => Spares::Enough,
             _ => Spares::Few,
         }
     }
 
-    /// Returns whether the goroutine that runs on `m` may stop in libc without a spare M, after
-    /// very many deferrals.
-    fn may_stop_without_spare(&self, m: &M) -> bool {
-        let holds_lock = lock::c_locks_held() != 0 || m.in_allocator.load(Ordering::Relaxed);
-        self.has_all_threads() && !holds_lock
+    /// Returns whether the running goroutine may stop in libc without a spare M, after very many
+    /// deferrals.
+    fn may_stop_without_spare(&self) -> bool {
+        self.has_all_threads() && lock::c_locks_held() == 0
     }
 
     /// Returns whether there are as many Ms as allowed, or as the kernel allows at present. Then a
@@ -566,6 +568,9 @@ impl Sched {
             // then the goroutine may be anywhere, and gets its grace first.
             return !g.stopped_in_libc.get() && may_stop_for_ever(m).is_ok();
         }
+        if m.locked.get().is_some() && central.spares() == 0 {
+            return false;
+        }
         let in_libc = g.stopped_in_libc.get();
         if in_libc && !self.count_stop_in_libc(&central, m) {
             return false;
@@ -587,7 +592,7 @@ impl Sched {
         let may_grow = stopped < MAX_RESERVE_MS && !self.has_all_threads();
         let awaits_reserve = lock::c_locks_held() != 0 && may_grow;
         let may_stop = reserve_suffices(central.spares(), stopped, deferrals, awaits_reserve)
-            || (deferrals >= MAX_DEFERRALS_WITHOUT_SPARE && self.may_stop_without_spare(m));
+            || (deferrals >= MAX_DEFERRALS_WITHOUT_SPARE && self.may_stop_without_spare());
         if may_stop {
             self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
         }

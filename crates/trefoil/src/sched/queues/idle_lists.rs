@@ -218,7 +218,7 @@ impl Sched {
     /// `m` ends.
     ///
     /// The spare one stays although the helper thread would start another when all Ps are in use:
-    /// the kernel may refuse it then, and without a spare M no goroutine is stopped in libc.
+    /// the kernel may refuse it then, and without a spare M goroutines in libc are hardly preempted.
     pub(crate) fn retire_spare(&self, m: &'static M) -> bool {
         let mut central = self.central.lock();
         let kept = self.procs() + 1;
