@@ -11,6 +11,7 @@
 //! | 2 | invalid arguments |
 //! | 130, 141, 143 | Ctrl-C, the reader has closed the output, SIGTERM |
 
+mod args;
 mod exit;
 mod inspect;
 mod proc;
@@ -24,83 +25,9 @@ use std::io::{self, IsTerminal, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
-
-use report::{Report, grouped, print_line};
+use args::{Action, Cli};
+use report::{Report, print_line};
 use scenes::SCENES;
-
-/// The most goroutines that a user can ask for. The runtime's arena holds 65,536 chunks of 256
-/// stacks, 16.7 million, less what main goroutines and each P's cache take.
-const GOROUTINES_MAX: u64 = 16_000_000;
-
-/// The time limit of a scene in seconds; it grows by as much for each million goroutines.
-const SCENE_SECONDS: u64 = 30;
-
-/// Goroutines for Rust: the scheduler at work.
-///
-/// Without a command, plays the tour: all scenes, one after the other.
-#[derive(Parser)]
-#[command(name = "trefoil", version)]
-struct Cli {
-    #[command(flatten)]
-    show: Show,
-    #[command(subcommand)]
-    command: Option<Command>,
-}
-
-#[derive(Args)]
-struct Show {
-    /// Print no bars and no colours. Default if the output is not a terminal or NO_COLOR is set.
-    #[arg(long, global = true)]
-    plain: bool,
-    /// Number of goroutines that the scene `million` starts.
-    #[arg(long, global = true, value_name = "N", default_value_t = 1_000_000)]
-    #[arg(value_parser = goroutines)]
-    goroutines: u64,
-    /// Time limit of a scene in seconds. Defaults to 30, and 30 more for each million goroutines.
-    #[arg(long, global = true, value_name = "SECONDS")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    limit: Option<u32>,
-}
-
-impl Show {
-    fn seconds(&self) -> u32 {
-        let usual = SCENE_SECONDS + SCENE_SECONDS * self.goroutines / 1_000_000;
-        self.limit.unwrap_or(usual as u32)
-    }
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Play the scenes, or one of them.
-    Tour {
-        /// The scene's name. Defaults to all scenes, one after the other.
-        scene: Option<String>,
-        /// Only list the scenes.
-        #[arg(long)]
-        list: bool,
-    },
-    /// Explain what a program has recorded (TREFOIL_TRACE=on, or `trace::Snapshot::write`).
-    #[command(subcommand)]
-    Trace(trace::Command),
-    #[command(flatten)]
-    Inspect(inspect::Command),
-    /// Watch a process: its goroutines, Ps, CPUs and waits; with the feature `screen` refreshed
-    /// every second, otherwise once.
-    Top(top::Top),
-}
-
-fn goroutines(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(0) => Err("at least one is needed".into()),
-        Ok(n) if n > GOROUTINES_MAX => Err(format!(
-            "at most {}: the address space has no room for more stacks",
-            grouped(GOROUTINES_MAX)
-        )),
-        Ok(n) => Ok(n),
-        Err(_) => Err(format!("not a whole number from 1 to {}", grouped(GOROUTINES_MAX))),
-    }
-}
 
 fn main() -> ExitCode {
     if std::env::var_os(scenes::deadlock::CHILD).is_some() {
@@ -108,12 +35,12 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let cli = Cli::parse();
-    let (chosen, list) = match cli.command {
-        None => (None, false),
-        Some(Command::Tour { scene, list }) => (scene, list),
-        Some(Command::Trace(command)) => return trace::run(command),
-        Some(Command::Inspect(command)) => return inspect::run(command),
-        Some(Command::Top(top)) => return top::run(&top),
+    let seconds = cli.seconds();
+    let (chosen, list) = match cli.action {
+        Action::Tour { scene, list } => (scene, list),
+        Action::Trace(command) => return trace::run(command),
+        Action::Inspect(command) => return inspect::run(&command),
+        Action::Top(top) => return top::run(&top),
     };
     if let Some(name) = &chosen
         && !SCENES.iter().any(|scene| scene.name == name)
@@ -130,9 +57,9 @@ fn main() -> ExitCode {
         print_error(format_args!("the runtime does not start: {error}"));
         return ExitCode::FAILURE;
     }
-    let plain = cli.show.plain || !can_draw();
+    let plain = cli.plain || !can_draw();
     exit::install_handlers(!plain);
-    if play(&Report::new(plain, cli.show.goroutines), chosen.as_deref(), cli.show.seconds()) {
+    if play(&Report::new(plain, cli.goroutines), chosen.as_deref(), seconds) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -177,17 +104,6 @@ fn can_draw() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_arguments_are_consistent() {
-        Cli::command().debug_assert();
-        let cli = Cli::try_parse_from(["trefoil", "tour", "million", "--plain"]).unwrap();
-        assert!(cli.show.plain);
-        assert_eq!((cli.show.goroutines, cli.show.seconds()), (1_000_000, 60));
-        let cli = Cli::try_parse_from(["trefoil", "--goroutines", "1", "--limit", "5"]).unwrap();
-        assert_eq!((cli.show.goroutines, cli.show.seconds()), (1, 5));
-    }
 
     #[test]
     fn scene_names_are_unique() {

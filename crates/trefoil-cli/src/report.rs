@@ -10,8 +10,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
 use crate::exit;
 use crate::results::Results;
 
@@ -149,17 +147,20 @@ impl Report {
     }
 }
 
+/// Draws the bar on standard error, which is a terminal, until `done`; then clears it.
 fn draw(progress: &Progress, total: u64, done: &AtomicBool) {
-    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
-    let style = "  {wide_bar:.green} {human_pos}/{human_len}";
-    if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style);
-    }
+    const CLEAR_LINE: &str = "\r\x1b[2K";
     while !done.load(Ordering::Relaxed) {
-        bar.set_position(progress.get());
+        let now = progress.get().min(total);
+        let full = (BAR_WIDTH as u64 * now / total.max(1)) as usize;
+        let (on, off) = ("█".repeat(full), "░".repeat(BAR_WIDTH - full));
+        let counts = format!("{}/{}", grouped(now), grouped(total));
+        // In one write, so that the line does not flicker. A failure shows at the next result.
+        let line = format!("{CLEAR_LINE}  \x1b[32m{on}{off}\x1b[0m {counts}");
+        let _ = io::stderr().write_all(line.as_bytes());
         std::thread::park_timeout(REDRAW);
     }
-    bar.finish_and_clear();
+    let _ = io::stderr().write_all(CLEAR_LINE.as_bytes());
 }
 
 struct OnDrop<F: FnMut()>(F);

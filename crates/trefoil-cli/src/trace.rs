@@ -6,13 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use clap::Subcommand;
 use trefoil::trace::Snapshot;
 
 use crate::print_error;
 use crate::report::print_line;
 
-#[derive(Subcommand)]
 pub(crate) enum Command {
     /// Say what a goroutine did, and why it waited.
     Why {

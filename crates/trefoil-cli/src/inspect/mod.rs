@@ -14,8 +14,6 @@ mod stacks;
 
 use std::process::ExitCode;
 
-use clap::{Args, Subcommand};
-
 use crate::print_error;
 use crate::report::print_line;
 use goroutines::Runtime;
@@ -24,52 +22,37 @@ use stacks::Unwinder;
 
 pub(crate) use outside::Outside;
 
-#[derive(Args)]
 pub(crate) struct Ps {
-    #[command(flatten)]
-    target: Target,
+    /// The number of a process, or the path of a core file. The same below.
+    pub(crate) target: String,
     /// Print a line per goroutine instead of groups.
-    #[arg(long)]
-    all: bool,
-    /// Only goroutines in a state that contains this text: running, runnable, sleep, chan, …
-    #[arg(long, value_name = "TEXT")]
-    state: Option<String>,
-    /// The number of lines; the last line says how many goroutines are not shown.
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    top: usize,
-}
-
-#[derive(Args)]
-pub(crate) struct Target {
-    /// The number of a process, or the path of a core file.
-    #[arg(value_name = "PID|CORE")]
-    target: String,
+    pub(crate) all: bool,
+    /// Only goroutines in a state that contains this text.
+    pub(crate) state: Option<String>,
+    /// The number of lines.
+    pub(crate) top: usize,
 }
 
 /// The commands that inspect a process.
-#[derive(Subcommand)]
 pub(crate) enum Command {
-    /// List the goroutines of a process, grouped by state, by where they wait, and by where they
-    /// were started.
     Ps(Ps),
-    /// Print every goroutine of a process with its stack, as `trefoil::debug::dump` does.
-    Dump(Target),
-    /// Say what a goroutine of a process waits for.
+    Dump {
+        target: String,
+    },
     Why {
-        #[command(flatten)]
-        target: Target,
+        target: String,
         /// Its id. Defaults to the goroutines that have waited longest.
         goroutine: Option<u64>,
     },
 }
 
-pub(crate) fn run(command: Command) -> ExitCode {
-    let done = match &command {
+pub(crate) fn run(command: &Command) -> ExitCode {
+    let done = match command {
         Command::Ps(ps) => inspect(&ps.target, |runtimes, unwinder| {
             let options = show::Listing { all: ps.all, state: ps.state.as_deref(), top: ps.top };
             Ok(show::ps(runtimes, unwinder, &options))
         }),
-        Command::Dump(target) => {
+        Command::Dump { target } => {
             inspect(target, |runtimes, unwinder| Ok(show::dump(runtimes, unwinder)))
         }
         Command::Why { target, goroutine } => {
@@ -87,10 +70,9 @@ pub(crate) fn run(command: Command) -> ExitCode {
 
 /// Reads the process and prints what `show` makes of it.
 fn inspect(
-    target: &Target,
+    name: &str,
     show: impl FnOnce(&[Runtime], &mut Unwinder) -> Result<String, String>,
 ) -> Result<(), String> {
-    let name = &target.target;
     let process = Process::open(name)?;
     let named = |error| format!("{name}: {error}");
     let mut unwinder = Unwinder::new(&process);

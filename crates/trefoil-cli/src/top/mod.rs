@@ -20,8 +20,6 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Args;
-
 use crate::inspect::Outside;
 use crate::print_error;
 use crate::report::print_line;
@@ -32,16 +30,12 @@ use view::View;
 /// stopped.
 const SERVER_PAUSE: Duration = Duration::from_secs(30);
 
-#[derive(Args)]
 pub(crate) struct Top {
-    /// The number of a process, or the address of its server, such as http://127.0.0.1:6060.
-    /// Defaults to the only process of this user that uses trefoil; if there are several, they are
-    /// listed.
-    #[arg(value_name = "PID|URL")]
-    target: Option<String>,
-    /// Print one page and exit. Default if the input or the output is not a terminal.
-    #[arg(long)]
-    once: bool,
+    /// The number of a process, or the address of its server. Defaults to the only process of this
+    /// user that uses trefoil.
+    pub(crate) target: Option<String>,
+    /// Print one page and exit.
+    pub(crate) once: bool,
 }
 
 pub(crate) fn run(top: &Top) -> ExitCode {

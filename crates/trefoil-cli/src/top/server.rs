@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
+use tinyjson::JsonValue;
 
 use super::view::{Group, P, User, View};
 
@@ -67,12 +67,14 @@ impl Address {
     pub(super) fn view(&self, runtime: Option<u64>) -> Result<View, String> {
         let runtime = runtime.map(|n| format!("&runtime={n}")).unwrap_or_default();
         let text = self.get(&format!("/api/state?waits=1{runtime}"))?;
-        let state: Value = serde_json::from_str(&text)
+        let state: JsonValue = text
+            .parse()
             .map_err(|e| format!("{}: not the answer of a trefoil server: {e}", self.text()))?;
-        if state["version"].as_u64() != Some(VERSION) {
+        let state = Json(&state);
+        if state.get("version").number() != Some(VERSION) {
             return Err(format!("{}: its trefoil-observe is of another version", self.text()));
         }
-        Ok(parse(&state, self.text()))
+        Ok(parse(state, self.text()))
     }
 
     /// Returns the stack of a goroutine as text.
@@ -128,78 +130,122 @@ fn exchange(mut stream: impl Read + Write, host: &str, target: &str) -> io::Resu
     Ok((status.ok_or_else(not_http)?, body.to_owned()))
 }
 
-fn parse(state: &Value, source: String) -> View {
-    let number = |value: &Value| value.as_u64().unwrap_or(0);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let list = |name: &str| state[name].as_array().map(Vec::as_slice);
-    let all = |name: &str| list(name).unwrap_or_default();
-    let ps: Vec<P> = all("ps")
-        .iter()
+/// A value of which any member may be missing.
+#[derive(Clone, Copy)]
+struct Json<'a>(&'a JsonValue);
+
+impl<'a> Json<'a> {
+    /// Returns a member, or null.
+    fn get(self, name: &str) -> Json<'a> {
+        static NULL: JsonValue = JsonValue::Null;
+        match self.0 {
+            JsonValue::Object(members) => Json(members.get(name).unwrap_or(&NULL)),
+            _ => Json(&NULL),
+        }
+    }
+
+    fn number(self) -> Option<u64> {
+        match self.0 {
+            JsonValue::Number(n) if *n >= 0.0 => Some(*n as u64),
+            _ => None,
+        }
+    }
+
+    fn text(self) -> Option<&'a str> {
+        match self.0 {
+            JsonValue::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    fn list(self) -> Option<impl Iterator<Item = Json<'a>>> {
+        match self.0 {
+            JsonValue::Array(values) => Some(values.iter().map(Json)),
+            _ => None,
+        }
+    }
+
+    /// As `list`, but empty if there is none.
+    fn all(self) -> impl Iterator<Item = Json<'a>> {
+        self.list().into_iter().flatten()
+    }
+}
+
+fn parse(state: Json<'_>, source: String) -> View {
+    let number = |value: Json<'_>| value.number().unwrap_or(0);
+    let text = |value: Json<'_>| value.text().unwrap_or_default().to_owned();
+    let ps: Vec<P> = state
+        .get("ps")
+        .all()
         .map(|p| P {
-            id: number(&p["id"]),
-            status: text(&p["status"]),
-            m: p["m"].as_u64(),
-            thread: p["tid"].as_u64(),
-            queue: p["queue"].as_u64(),
-            slices: p["ticks"].as_u64(),
+            id: number(p.get("id")),
+            status: text(p.get("status")),
+            m: p.get("m").number(),
+            thread: p.get("tid").number(),
+            queue: p.get("queue").number(),
+            slices: p.get("ticks").number(),
             runs: None,
         })
         .collect();
-    let group = |g: &Value| Group {
-        is_task: g["kind"] == "task",
-        count: number(&g["count"]),
-        state: text(&g["state"]),
-        function: text(&g["function"]),
-        created_at: text(&g["place"]),
-        waits_at: text(&g["waits_at"]),
-        oldest_ms: g["oldest_ms"].as_u64(),
-        mean_ms: g["mean_ms"].as_u64(),
-        example: number(&g["example"]),
+    let group = |g: Json<'_>| Group {
+        is_task: g.get("kind").text() == Some("task"),
+        count: number(g.get("count")),
+        state: text(g.get("state")),
+        function: text(g.get("function")),
+        created_at: text(g.get("place")),
+        waits_at: text(g.get("waits_at")),
+        oldest_ms: g.get("oldest_ms").number(),
+        mean_ms: g.get("mean_ms").number(),
+        example: number(g.get("example")),
     };
-    let user = |u: &Value| {
-        let labels = u["labels"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let words = std::iter::once(&u["function"]).chain(labels).map(text);
+    let user = |u: Json<'_>| {
+        let words = std::iter::once(u.get("function")).chain(u.get("labels").all()).map(text);
         User {
-            id: number(&u["id"]),
-            who: u["who"].as_str().map(str::to_owned),
+            id: number(u.get("id")),
+            who: u.get("who").text().map(str::to_owned),
             what: words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" "),
-            running_us: number(&u["running_us"]),
-            runnable_us: number(&u["runnable_us"]),
+            running_us: number(u.get("running_us")),
+            runnable_us: number(u.get("runnable_us")),
         }
     };
-    let wait = |w: &Value| {
-        let waited = w["waited_ms"].as_u64().map(|ms| format!(", for {}", super::view::age(ms)));
-        format!("{} {}{}", text(&w["who"]), text(&w["text"]), waited.unwrap_or_default())
+    let wait = |w: Json<'_>| {
+        let waited = w.get("waited_ms").number();
+        let waited = waited.map(|ms| format!(", for {}", super::view::age(ms)));
+        format!("{} {}{}", text(w.get("who")), text(w.get("text")), waited.unwrap_or_default())
     };
+    let latency = |name: &str| {
+        let buckets = state.get("latency").get(name).get("buckets");
+        let buckets: Vec<u64> = buckets.list()?.map(number).collect();
+        let total: u64 = buckets.iter().sum();
+        (total > 0).then(|| (name.to_owned(), quantile(&buckets, 50), quantile(&buckets, 99)))
+    };
+    let queued: u64 = ps.iter().filter_map(|p| p.queue).sum();
     View {
-        program: text(&state["program"]),
-        pid: number(&state["pid"]),
+        program: text(state.get("program")),
+        pid: number(state.get("pid")),
         source,
-        runtime: number(&state["runtime"]),
-        runtimes: all("runtimes").iter().map(number).collect(),
-        uptime_ms: state["uptime_ms"].as_u64(),
-        goroutines: number(&state["goroutines"]),
-        tasks: number(&state["tasks"]),
-        runnable: number(&state["global_queue"]) + ps.iter().filter_map(|p| p.queue).sum::<u64>(),
-        threads: number(&state["threads"]["total"]),
-        threads_blocked: state["threads"]["without_p"].as_u64(),
+        runtime: number(state.get("runtime")),
+        runtimes: state.get("runtimes").all().map(number).collect(),
+        uptime_ms: state.get("uptime_ms").number(),
+        goroutines: number(state.get("goroutines")),
+        tasks: number(state.get("tasks")),
+        runnable: number(state.get("global_queue")) + queued,
+        threads: number(state.get("threads").get("total")),
+        threads_blocked: state.get("threads").get("without_p").number(),
         ps,
         latencies: ["scheduling", "timers", "poll", "kernel"]
-            .iter()
-            .filter_map(|name| {
-                let buckets = state["latency"][*name]["buckets"].as_array()?;
-                let buckets: Vec<u64> = buckets.iter().map(number).collect();
-                let total: u64 = buckets.iter().sum();
-                (total > 0)
-                    .then(|| ((*name).to_owned(), quantile(&buckets, 50), quantile(&buckets, 99)))
-            })
+            .into_iter()
+            .filter_map(latency)
             .collect(),
-        groups: all("groups").iter().map(group).collect(),
-        groups_total: number(&state["groups_total"]) as usize,
-        users: list("usage").map(|users| users.iter().map(user).collect()),
-        waits: list("waits").map(|waits| waits.iter().map(wait).collect()),
-        waits_total: number(&state["waits_total"]),
-        deadlocks: list("deadlocks").map(|all| all.iter().map(|d| text(&d["text"])).collect()),
+        groups: state.get("groups").all().map(group).collect(),
+        groups_total: number(state.get("groups_total")) as usize,
+        users: state.get("usage").list().map(|users| users.map(user).collect()),
+        waits: state.get("waits").list().map(|waits| waits.map(wait).collect()),
+        waits_total: number(state.get("waits_total")),
+        deadlocks: state
+            .get("deadlocks")
+            .list()
+            .map(|all| all.map(|d| text(d.get("text"))).collect()),
     }
 }
 
@@ -266,12 +312,12 @@ mod tests {
 
     #[test]
     fn a_state_with_missing_members_is_read_as_far_as_it_goes() {
-        let state: Value = serde_json::from_str(
+        let state: JsonValue =
             r#"{"pid": 7, "groups": [{"kind": "task", "count": 3, "waits_at": null}], "ps": 5,
-                "usage": [{"id": 1, "labels": ["a=b"]}], "deadlocks": [{"text": "d"}]}"#,
-        )
-        .unwrap();
-        let view = parse(&state, String::new());
+                "usage": [{"id": 1, "labels": ["a=b"]}], "deadlocks": [{"text": "d"}]}"#
+                .parse()
+                .unwrap();
+        let view = parse(Json(&state), String::new());
         assert_eq!((view.pid, view.groups[0].count, view.groups[0].is_task), (7, 3, true));
         assert_eq!(view.users.unwrap()[0].what, "a=b");
         assert_eq!((view.waits.is_none(), view.deadlocks.unwrap()), (true, vec!["d".to_owned()]));
