@@ -40,8 +40,8 @@ pub(crate) enum Action {
 }
 
 impl Cli {
-    /// Parses the arguments of the process. Prints help or an error, and exits, if that is all
-    /// there is to do.
+    /// Parses the arguments of the process. Exits after `--help`, `--version` or an invalid
+    /// argument.
     pub(crate) fn parse() -> Cli {
         Cli::from_matches(&command().get_matches())
     }
@@ -175,7 +175,7 @@ fn trace() -> Command {
         )
         .subcommand(
             Command::new("perfetto")
-                .about("Convert it for https://ui.perfetto.dev, which shows it")
+                .about("Convert the recording for https://ui.perfetto.dev")
                 .args([file, out]),
         )
 }
@@ -196,8 +196,8 @@ fn ps() -> Command {
                 .long("top")
                 .value_name("N")
                 .help(
-                    "The number of lines; the last line says how many goroutines are not shown \
-                     [default: 20]",
+                    "Show at most so many lines; the last one says how many goroutines are not \
+                     shown [default: 20]",
                 )
                 .value_parser(value_parser!(usize)),
         )
@@ -223,7 +223,7 @@ fn top() -> Command {
              refreshed every second, otherwise once",
         )
         .arg(Arg::new("target").value_name("PID|URL").help(
-            "The number of a process, or the address of its server, such as \
+            "The number of a process, or the address of its trefoil-observe server, such as \
              http://127.0.0.1:6060. Defaults to the only process of this user that uses trefoil; \
              if there are several, they are listed",
         ))
@@ -252,10 +252,9 @@ fn goroutine() -> Arg {
 fn goroutines(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(0) => Err("at least one is needed".into()),
-        Ok(n) if n > GOROUTINES_MAX => Err(format!(
-            "at most {}: the address space has no room for more stacks",
-            grouped(GOROUTINES_MAX)
-        )),
+        Ok(n) if n > GOROUTINES_MAX => {
+            Err(format!("at most {}: there is no room for more stacks", grouped(GOROUTINES_MAX)))
+        }
         Ok(n) => Ok(n),
         Err(_) => Err(format!("not a whole number from 1 to {}", grouped(GOROUTINES_MAX))),
     }

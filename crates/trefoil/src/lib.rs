@@ -2,7 +2,8 @@
 //!
 //! [`go`] starts a closure as a goroutine: a thread that costs a few hundred nanoseconds and a few
 //! kilobytes. Thousands to millions of goroutines run on a few OS threads. A goroutine is straight
-//! code that blocks, so there is no `async` and no `.await`.
+//! code that blocks, so it needs no `async` and no `.await`. Futures run beside goroutines
+//! ([`task`]).
 //!
 //! # Quick start
 //!
@@ -44,9 +45,10 @@
 //! | communicate and synchronise | [`chan`], [`select!`], [`sync`], [`context`] |
 //! | wait for time, sockets, processes, signals | [`time`], [`net`], [`process`], [`signal`] |
 //! | control the thread of a goroutine | [`blocking()`], [`lock_os_thread`], [`no_preempt`] |
-//! | run futures | [`block_on`], [`go_async`], the module `tokio` (with the feature) |
+//! | run futures | [`task`], [`block_on`], [`go_async`], the module `tokio` (with the feature) |
+//! | test with a clock and a schedule of your own | [`sim`] |
 //! | find out what happens | [`debug`], [`trace`], [`profile`], [`labels!`] |
-//! | tune the scheduler | [`procs`], [`set_procs`], [`alloc`] |
+//! | ask the scheduler, and tune it | [`yield_now`], [`id`], [`num_goroutines`], [`procs`], [`set_procs`], [`alloc`] |
 //!
 //! [`run`] starts a runtime whose main goroutine is the closure, and [`main`](macro@main) does that
 //! for a whole program. [`Runtime`] is for several runtimes in one process. If a plain thread calls
@@ -82,11 +84,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | start and join, in batches of 1000 | 242 ns |
-//! | [`yield_now`] among four goroutines | 8.3 ns per yield |
-//! | round trip over unbuffered channels, 1 P / 2 Ps | 245 ns / 207 ns |
-//! | memory before its first run | 320 bytes |
-//! | memory while it waits, with a million goroutines alive | 4,560 bytes |
+//! | start and join, in batches of 1000 | 240 ns |
+//! | [`yield_now`] among four goroutines | 7.3 ns per yield |
+//! | round trip over unbuffered channels, 1 P / 2 Ps | 202 ns / 201 ns |
+//! | memory while it waits, with a million goroutines alive | 4,561 bytes |
 //! | the same with [`dlopen_reserve`](RuntimeBuilder::dlopen_reserve) | 8,657 bytes |
 //! | address space of its stack | 256 KiB, see [`Builder::stack_size`] |
 //!
@@ -95,8 +96,8 @@
 //!
 //! # Scheduling
 //!
-//! A *P* is the right to run goroutines, as in Go: the number of Ps is the number of goroutines
-//! that run at the same time ([`procs`]). A goroutine that computes while other goroutines wait is
+//! A *P* is the right to run goroutines, as in Go: their number ([`procs`]) is the largest number
+//! of goroutines that run at the same time, except those that come back from a blocking call. A goroutine that computes while other goroutines wait is
 //! preempted after 10 ms, and after 1 ms if another goroutine was woken meanwhile. If a goroutine
 //! blocks its thread in the kernel, another thread takes over the P.
 //!
@@ -117,6 +118,9 @@
 //! - `tokio` (off by default, includes `std`): the module `tokio`, tokio's own runtime with
 //!   goroutines as its threads, and the option `tokio` of [`main`](macro@main) and
 //!   [`test`](macro@test).
+//! - `futures`, `futures-io`, `tokio-io`, `hyper` (off by default): the traits of these crates for
+//!   channels, streams and pipes.
+//! - `tracing` (off by default): spans of `tracing` in the flight recorder.
 //!
 //! Without `std`, these calls block their thread, and another thread takes over the P. The types of
 //! [`sync`], [`chan`], [`time`] and [`net`] always park the goroutine.
@@ -136,6 +140,10 @@
 //! | `TREFOIL_DEBUG=preemptsignal=34` | preempt by this signal instead of SIGURG |
 //! | `TREFOIL_DEBUG=deadlockreport=0` | do not [report](RuntimeBuilder::report_deadlocks) goroutines that wait for each other |
 //! | `TREFOIL_DEBUG=slice=1000` | the time slice in microseconds; defaults to 10,000 |
+//! | `TREFOIL_TRACE=on` | record what the scheduler does ([`trace`]) |
+//! | `TREFOIL_SEED` | the seed of a [simulation](sim) that is to be repeated |
+//!
+//! The crate `trefoil-observe` reads `TREFOIL_OBSERVE`.
 //!
 //! # Platforms and Rust version
 //!

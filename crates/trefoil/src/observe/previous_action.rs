@@ -11,8 +11,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-/// An action that other code has installed. Written before the handler that reads it is installed,
-/// and after the only call of a `SA_RESETHAND` handler.
+/// An action that other code has installed. It is set before the runtime's handler, which reads it,
+/// is installed; a `SA_RESETHAND` handler is replaced by the default just before its only call.
 pub(super) struct PreviousAction {
     handler: AtomicUsize,
     flags: AtomicI32,
@@ -104,7 +104,7 @@ impl PreviousAction {
                 std::mem::transmute::<usize, Handler>(handler)(signal);
             }
         }
-        // A later handler that has called this one continues with its own mask.
+        // The program may have installed a handler after ours, which has called ours and goes on.
         set_mask(own_mask);
     }
 }
@@ -122,7 +122,7 @@ fn raise_default(signal: c_int) {
     };
     match signal {
         libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH => {}
-        // The process goes on later, with the handler.
+        // Unlike the default action, that leaves our handler installed for later.
         libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => send(libc::SIGSTOP),
         _ => {
             set_default(signal);

@@ -22,7 +22,7 @@
 //! | `p_snapshot.rs` | the state and the counters of a P, for statistics and traces |
 //! | `record/` | the flight recorder: what the Ps did last |
 //! | `usage.rs` | CPU time and time runnable of goroutines: sysmon's estimate |
-//! | `trigger.rs` | incidents that are noticed while it is on |
+//! | `trigger.rs` | incidents that the scheduler notices while the flight recorder is on |
 //! | `labels.rs` | keys and values of a goroutine or task, for profiles and dumps |
 //! | `sample.rs` | samples for profiles: CPU timers, waits, copies of stacks in a ring |
 //! | `simulation/` | a runtime whose clock and schedule belong to a test |

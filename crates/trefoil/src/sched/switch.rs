@@ -165,7 +165,7 @@ pub(crate) fn preempt_slow(rt: Rt) {
         return rt.leave_without_yield();
     }
     let sched = rt.sched();
-    // No M could take a locked goroutine from its queue again (`preempt.rs`, rule 8).
+    // No M could take a locked goroutine from its queue again (`preempt.rs`, rule 7).
     let is_only = || {
         rt.m().locked.get().is_some()
             && sched.has_no_spare()

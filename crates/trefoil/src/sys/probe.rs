@@ -30,7 +30,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ThreadState {
     Running,
-    /// Asleep in the kernel, at some moment of this check.
+    /// Asleep in the kernel at some moment of this check; or, judged by its CPU time, not on a CPU
+    /// since the last check.
     Blocked,
     /// Asleep for something that usually comes soon. It counts as blocked after this much longer.
     BrieflyBlocked(Nanos),
@@ -110,8 +111,8 @@ impl ThreadProbe {
         ThreadProbe { tid: 0, file: None, cpu: 0, since: 0, call: None }
     }
 
-    /// Returns the number of the system call in which the last check that said
-    /// [`ThreadState::Blocked`] found the thread, if that is known.
+    /// Returns the number of the system call in which the last check found the thread asleep, if
+    /// that is known.
     pub(crate) fn blocking_call(&self) -> Option<u32> {
         self.call
     }
@@ -136,9 +137,9 @@ impl ThreadProbe {
         }
     }
 
-    /// `stat` has said that the thread sleeps. The kernel sets that state before the thread leaves
-    /// its CPU, so it proves nothing to the probe (`sched/monitor/handoff.rs`). What does: the
-    /// thread is asleep and has used no CPU time since the check began.
+    /// Checks a thread again that sleeps according to `stat`. The kernel sets that state before the
+    /// thread leaves its CPU, but sysmon needs a thread that slept after `PROBING` was visible
+    /// (`sched/monitor/handoff.rs`): one that has used no CPU time since this check began.
     fn check_asleep(&mut self, tid: u32, min_sleep: Nanos) -> ThreadState {
         let before = cpu_time(tid);
         let again = self.file.as_ref().and_then(File::read);
@@ -150,7 +151,8 @@ impl ThreadProbe {
         }
     }
 
-    /// The thread sleeps. Returns whether it has slept for at least `min_sleep`.
+    /// Returns `Blocked` if the thread, which sleeps, has used no CPU time for `min_sleep`, and
+    /// otherwise `BrieflyBlocked`.
     fn judge_sleep(&mut self, tid: u32, min_sleep: Nanos) -> ThreadState {
         if min_sleep == 0 {
             return ThreadState::Blocked;
@@ -161,8 +163,7 @@ impl ThreadProbe {
         }
     }
 
-    /// The file cannot be read, or is not ours any more. The next check of the thread reads another
-    /// one.
+    /// Opens another file for the next check: this one cannot be read, or is not ours any more.
     #[cold]
     fn change_source(&mut self, tid: u32) -> ThreadState {
         let other = match self.file.take() {
@@ -219,7 +220,7 @@ const FUTEX_NANOS: Nanos = 10_000;
 /// The same for a thread that waits for memory or for a lock of the runtime. Longer than a lock
 /// holder is off the CPU on a busy machine: an M that got the P earlier would only wait for the
 /// same lock.
-const SHORT_NANOS: Nanos = 10_000_000;
+const MEMORY_NANOS: Nanos = 10_000_000;
 
 /// Parses [`Source::Syscall`]: the number of the system call (−1 for a page fault), six arguments,
 /// stack pointer and instruction pointer, all except the first in hexadecimal. A page fault has no
@@ -235,7 +236,7 @@ fn parse_syscall(text: &[u8]) -> Option<Found> {
     let sixth = fields.nth(5).and_then(|field| field.strip_prefix("0x"));
     let sixth = sixth.map_or(0, |hex| u64::from_str_radix(hex, 16).unwrap_or(0));
     let min_sleep = match number {
-        libc::SYS_futex if sixth as u32 == lock::LOCK_BITSET.get() => SHORT_NANOS,
+        libc::SYS_futex if sixth as u32 == lock::LOCK_BITSET.get() => MEMORY_NANOS,
         libc::SYS_futex => FUTEX_NANOS,
         -1
         | libc::SYS_mmap
@@ -247,7 +248,7 @@ fn parse_syscall(text: &[u8]) -> Option<Found> {
         | libc::SYS_process_madvise
         // They do not sleep, but on return the kernel may touch user memory: a page fault.
         | libc::SYS_sched_yield
-        | libc::SYS_rt_sigreturn => SHORT_NANOS,
+        | libc::SYS_rt_sigreturn => MEMORY_NANOS,
         _ => 0,
     };
     Some(Found::InCall { number: u32::try_from(number).ok(), min_sleep })
@@ -261,7 +262,7 @@ fn parse_stat(text: &[u8]) -> Option<Found> {
         // Maybe for a futex.
         b" S " => Some(Found::Asleep { min_sleep: FUTEX_NANOS }),
         // Uninterruptible: for memory, or for a disk.
-        b" D " => Some(Found::Asleep { min_sleep: SHORT_NANOS }),
+        b" D " => Some(Found::Asleep { min_sleep: MEMORY_NANOS }),
         [b' ', _, b' '] => Some(Found::Stopped),
         _ => None,
     }
@@ -345,7 +346,7 @@ mod tests {
         let asleep = |min_sleep| Some(Found::Asleep { min_sleep });
         assert_eq!(parse_stat(b"17 (worker) R 1 17 17 0"), Some(Found::Running));
         assert_eq!(parse_stat(b"17 (a) R (b)) S 1 17 17 0"), asleep(FUTEX_NANOS));
-        assert_eq!(parse_stat(b"17 (worker) D 1 17 17 0"), asleep(SHORT_NANOS));
+        assert_eq!(parse_stat(b"17 (worker) D 1 17 17 0"), asleep(MEMORY_NANOS));
         assert_eq!(parse_stat(b"17 (worker) t 1 17 17 0"), Some(Found::Stopped));
         for other in [&b"17 (worker)"[..], b"17 (worker) ", b"17 (worker) R", b"running", b""] {
             assert_eq!(parse_stat(other), None);

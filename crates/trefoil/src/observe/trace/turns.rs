@@ -1,16 +1,16 @@
-//! Who ran when: the turns of all goroutines by P, in order, so that those between two times are
-//! found without a look at the others.
+//! The *turns* of goroutines and tasks: the times in which one of them ran on a P. They are sorted
+//! by P and time, so a binary search finds those between two times.
 //!
 //! A recording of many short goroutines has a million turns, and each goroutine may have been queued
-//! during most of them. So what ran during a long time is not summed up: a tree finds the longest
-//! turns.
+//! during most of them. If there are so many between two times, they are not summed up: a segment
+//! tree finds the longest.
 
 use super::lives::{Life, State};
 use crate::sys::sort::sort_by;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The most turns that are summed up by goroutine. Of more than these, the longest are named.
+/// The most turns that are summed up by goroutine. If there are more, only the longest are used.
 const SUMMED_MAX: usize = 1024;
 
 /// One goroutine or task runs on one P.
@@ -29,11 +29,11 @@ impl Turn {
 
 /// The turns of one P.
 struct TurnsOfP {
-    /// By their begin.
+    /// Sorted by `begin`.
     turns: Vec<Turn>,
     /// For each turn, the latest end of all up to it. Times are not exact, so turns may overlap.
     latest_end: Vec<u64>,
-    /// A tree over the turns: the node n is above 2n and 2n + 1, and the second half are the turns
+    /// A segment tree over the turns: the node n is above 2n and 2n + 1, and the second half are the turns
     /// themselves. Each node is the place of the longest turn below it.
     longest: Vec<usize>,
 }
@@ -91,8 +91,16 @@ fn longer(turns: &[Turn], a: usize, b: usize) -> usize {
 pub(super) struct Ran {
     /// For how long, and which goroutine or task; the longest first.
     pub(super) longest: Vec<(u64, u64)>,
-    /// How many others there were: goroutines and tasks, or turns if there were very many.
-    pub(super) others: usize,
+    pub(super) others: Others,
+}
+
+/// How much more ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Others {
+    /// So many goroutines and tasks.
+    Goroutines(usize),
+    /// So many turns: they were too many to be summed up.
+    Turns(usize),
 }
 
 /// The turns of all goroutines and tasks.
@@ -112,7 +120,8 @@ impl Turns {
         Turns(by_p.into_values().map(TurnsOfP::new).collect())
     }
 
-    /// Returns which goroutines and tasks ran longest between two times, at most `max`.
+    /// Returns the goroutines and tasks that ran longest between two times, at most `max`. If there
+    /// are more than [`SUMMED_MAX`] turns, only the longest turns of each P count.
     pub(super) fn between(&self, from: u64, to: u64, max: usize) -> Ran {
         let ranges: Vec<_> = self.0.iter().map(|of_p| (of_p, of_p.between(from, to))).collect();
         let count: usize = ranges.iter().map(|(_, range)| range.len()).sum();
@@ -149,6 +158,8 @@ impl Turns {
             sums.into_iter().map(|(id, nanos)| (nanos, id)).collect();
         sort_by(&mut longest, |a, b| b.cmp(a));
         let others = longest.len().saturating_sub(max) + left_out;
+        let others =
+            if count <= SUMMED_MAX { Others::Goroutines(others) } else { Others::Turns(others) };
         longest.truncate(max);
         Ran { longest, others }
     }
@@ -169,8 +180,9 @@ mod tests {
             of_p(&[(5, 12, 3), (90, 99, 4)]),
         ]);
         let ran = turns.between(5, 25, 2);
-        assert_eq!(ran, Ran { longest: vec![(15, 1), (7, 3)], others: 1 });
-        assert_eq!(turns.between(31, 90, 2), Ran { longest: vec![], others: 0 });
+        assert_eq!(ran, Ran { longest: vec![(15, 1), (7, 3)], others: Others::Goroutines(1) });
+        let nothing = Ran { longest: vec![], others: Others::Goroutines(0) };
+        assert_eq!(turns.between(31, 90, 2), nothing);
     }
 
     #[test]
@@ -190,13 +202,13 @@ mod tests {
         let turns = Turns(vec![of_p(&turns)]);
         let ran = turns.between(0, at, 3);
         assert_eq!(ran.longest, [(9_000, 50_000), (5_000, 7), (4_000, 99_999)]);
-        assert_eq!(ran.others, 99_997);
+        assert_eq!(ran.others, Others::Turns(99_997));
         // Without the first and the last one.
         let ran = turns.between(10_000, at - 4_000, 1);
         assert_eq!(ran.longest, [(9_000, 50_000)]);
     }
 
-    /// Every range, compared with a search that looks at each turn.
+    /// Every range, compared with a linear search.
     #[test]
     fn the_tree_finds_what_a_search_finds() {
         for count in 1..40u64 {

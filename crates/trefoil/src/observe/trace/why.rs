@@ -2,7 +2,7 @@
 
 use super::decode::{Call, Cause, Trace, What};
 use super::lives::{Life, Span, State};
-use super::turns::Turns;
+use super::turns::{Others, Turns};
 use crate::sched::monitor::preempt::PreemptRefusal;
 use crate::sched::record::Stop;
 use std::collections::HashMap;
@@ -228,9 +228,11 @@ fn behind(explainer: &Explainer<'_>, queued: &Span) -> String {
         let _ = write!(text, "{separator}{who} for {}", time(nanos));
         text += &refusals(explainer, id, from, to);
     }
-    if ran.others != 0 {
-        let _ = write!(text, ", and {} others", ran.others);
-    }
+    let _ = match ran.others {
+        Others::Goroutines(0) | Others::Turns(0) => Ok(()),
+        Others::Goroutines(n) => write!(text, ", and {n} others"),
+        Others::Turns(n) => write!(text, ", and others in {n} turns"),
+    };
     text
 }
 

@@ -11,39 +11,46 @@
 //! with it. Only the runtime itself must not be interrupted.
 //!
 //! The handler refuses, and sysmon tries again, if ([`PreemptRefusal`])
-//! 1. the thread is inside the runtime, or holds one of its locks;
+//! 1. the thread is inside the runtime, or holds one of its locks, or runs no goroutine;
 //! 2. the thread is not on the goroutine's stack (a handler of the program runs on the alternate
-//!    stack), or less than [`DIVERT_BYTES`] of the stack is left, or the preemption handler itself
-//!    runs on it;
+//!    stack), or less than [`DIVERT_BYTES`] of the stack is left, or the goroutine is in the
+//!    trampoline already, or the preemption handler itself runs on its stack;
 //! 3. its signal mask is not the one it began with: a handler of the program may be running, whose
 //!    return on another thread would install the wrong mask;
 //! 4. the goroutine holds a `no_preempt` guard;
 //! 5. the slice has changed since the request: the signal is late;
-//! 6. the goroutine is in libc or in the loader, or holds a lock of C code, until it was found so
-//!    [`MAX_DEFERRALS`] times in a slice (a *deferral* each time); and as long as no spare M is
-//!    available (an idle M, which would take a P at once), except below;
-//! 7. no spare M is available, until [`MAX_DEFERRALS`]: the goroutine may be in a callback of a
-//!    library that holds a lock;
-//! 8. no spare M is available, and the goroutine is locked to its M: no M could use the P, and none
+//! 6. the goroutine is in libc or in the loader, or holds a lock of C code, or no spare M is
+//!    available (an idle M, which would take a P at once), until it was found so too often in one
+//!    slice (a *deferral* each time; the table below);
+//! 7. no spare M is available, and the goroutine is locked to its M: no M could use the P, and none
 //!    could take the goroutine from its queue again;
-//! 9. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
+//! 8. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
+//!
+//! | spare Ms | in libc, or with a C lock | in other code |
+//! |---|---|---|
+//! | more than goroutines stopped in libc | [`MAX_DEFERRALS`] | at once |
+//! | fewer, but one at least | [`MAX_DEFERRALS_WITHOUT_RESERVE`] | at once |
+//! | none, and no M can be started | [`MAX_DEFERRALS_WITHOUT_SPARE`], never with a C lock | [`MAX_DEFERRALS`] |
+//! | none at present | never | [`MAX_DEFERRALS`] |
+//!
+//! Code outside of libc counts as well if there is no spare M, because it may be a callback of a
+//! library that holds a lock.
 //!
 //! # Stopped in libc
 //! If a goroutine stops while it holds one of libc's locks, other goroutines wait for the lock in
 //! the kernel, with their Ms. Each of these Ms loses its P to a spare M. When no spare M is left,
 //! the helper thread must start one, which takes the same locks. Then no M could resume the
 //! goroutine that holds the lock. Therefore goroutines that were stopped in libc are counted, and
-//! 1. a goroutine is stopped there only if there are more spare Ms than goroutines stopped there
-//!    (exceptions below);
-//! 2. the helper thread keeps one more spare M than there are such goroutines;
-//! 3. an M that gets a P while there are fewer spare Ms than such goroutines begins with one of
-//!    them.
+//! - a goroutine is stopped there only if there are more spare Ms than goroutines stopped there
+//!   (*the reserve*);
+//! - the helper thread keeps one more spare M than there are such goroutines;
+//! - an M that gets a P while there are fewer spare Ms than such goroutines begins with one of them.
 //!
 //! So before the last spare M is used up, all of these goroutines run, and one of them is the
-//! lock's owner. Beyond [`MAX_RESERVE_MS`] only the number of deferrals limits them: loops around
-//! `memset` are common, and hold no lock. Below that limit, a goroutine that was deferred
-//! [`MAX_DEFERRALS_WITHOUT_RESERVE`] times is exempt from rule 1 only if it holds no C lock: the
-//! helper thread might wait for that lock, and could not start an M.
+//! lock's owner. There are exceptions, because loops around `memset` are common and hold no lock.
+//! Beyond [`MAX_RESERVE_MS`] only the number of deferrals counts. Below that, a goroutine that was
+//! deferred [`MAX_DEFERRALS_WITHOUT_RESERVE`] times needs only one spare M, if it holds no C lock:
+//! the helper thread might wait for that lock, and could not start an M.
 //!
 //! If no more Ms can be started, because the kernel has refused threads for a while or there are as
 //! many as the program allows, the last Ms may all run goroutines that are always in libc. They
@@ -119,8 +126,8 @@ pub(crate) enum PreemptRefusal {
     SignalMaskChanged,
     /// The goroutine holds a `no_preempt` guard.
     NoPreemptGuard,
-    /// The goroutine that sysmon meant runs no more.
-    NotRequested,
+    /// sysmon's request was for an earlier slice of this P.
+    RequestExpired,
     /// In shutdown: the goroutine has grace left.
     InGrace,
     /// In shutdown: the goroutine holds a lock that the whole process needs.
@@ -143,7 +150,7 @@ impl PreemptRefusal {
         PreemptRefusal::NoAlternateStack,
         PreemptRefusal::SignalMaskChanged,
         PreemptRefusal::NoPreemptGuard,
-        PreemptRefusal::NotRequested,
+        PreemptRefusal::RequestExpired,
         PreemptRefusal::InGrace,
         PreemptRefusal::HoldsProcessLock,
         PreemptRefusal::InLibrary,
@@ -167,7 +174,7 @@ impl PreemptRefusal {
             PreemptRefusal::NoAlternateStack => "no alternate signal stack",
             PreemptRefusal::SignalMaskChanged => "its signal mask has changed",
             PreemptRefusal::NoPreemptGuard => "holds a no_preempt guard",
-            PreemptRefusal::NotRequested => "the request came too late",
+            PreemptRefusal::RequestExpired => "the request came too late",
             PreemptRefusal::InGrace => "the runtime ends, and it has grace left",
             PreemptRefusal::HoldsProcessLock => "holds a lock that the whole process needs",
             PreemptRefusal::InLibrary => "in libc, or holds a lock of C code",
@@ -181,7 +188,7 @@ impl PreemptRefusal {
     }
 
     /// Returns how often the handlers of this process have refused for this reason.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for traces"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     pub(crate) fn total(self) -> u64 {
         REFUSALS[self as usize].load(Ordering::Relaxed)
     }
@@ -421,7 +428,7 @@ fn check_interruptible(m: &M, g: &G, context: &libc::ucontext_t) -> Result<(), P
 fn check_request(m: &M, stopping: bool) -> Result<(), PreemptRefusal> {
     let without_p = m.hold.load(Ordering::Relaxed) == RETAKEN;
     if !without_p && !m.p.get().is_some_and(P::is_asked_to_preempt) {
-        return Err(PreemptRefusal::NotRequested);
+        return Err(PreemptRefusal::RequestExpired);
     }
     if stopping { may_stop_for_ever(m) } else { Ok(()) }
 }
