@@ -106,7 +106,7 @@ fn required<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, name: &str) 
 fn command() -> Command {
     Command::new("trefoil")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Goroutines for Rust: the scheduler at work.")
+        .about("Goroutines for Rust: the scheduler at work")
         .long_about(
             "Goroutines for Rust: the scheduler at work.\n\n\
              Without a command, plays the tour: all scenes, one after the other.",
@@ -145,7 +145,9 @@ fn tour() -> Command {
     Command::new("tour")
         .about("Play the scenes, or one of them")
         .arg(
-            Arg::new("scene").help("The scene's name. Defaults to all scenes, one after the other"),
+            Arg::new("scene")
+                .value_name("SCENE")
+                .help("The scene's name. Defaults to all scenes, one after the other"),
         )
         .arg(flag("list").help("Only list the scenes"))
 }

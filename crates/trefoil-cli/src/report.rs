@@ -152,15 +152,25 @@ fn draw(progress: &Progress, total: u64, done: &AtomicBool) {
     const CLEAR_LINE: &str = "\r\x1b[2K";
     while !done.load(Ordering::Relaxed) {
         let now = progress.get().min(total);
-        let full = (BAR_WIDTH as u64 * now / total.max(1)) as usize;
-        let (on, off) = ("█".repeat(full), "░".repeat(BAR_WIDTH - full));
         let counts = format!("{}/{}", grouped(now), grouped(total));
+        // A line that wraps is not cleared.
+        let width = columns().saturating_sub(counts.len() + 4).min(BAR_WIDTH);
+        let full = (width as u64 * now / total.max(1)) as usize;
+        let (on, off) = ("█".repeat(full), "░".repeat(width - full));
         // In one write, so that the line does not flicker. A failure shows at the next result.
         let line = format!("{CLEAR_LINE}  \x1b[32m{on}{off}\x1b[0m {counts}");
         let _ = io::stderr().write_all(line.as_bytes());
         std::thread::park_timeout(REDRAW);
     }
     let _ = io::stderr().write_all(CLEAR_LINE.as_bytes());
+}
+
+/// Returns the width of the terminal.
+fn columns() -> usize {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the call writes a `winsize`.
+    let result = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if result == 0 && size.ws_col != 0 { size.ws_col.into() } else { 80 }
 }
 
 struct OnDrop<F: FnMut()>(F);

@@ -119,16 +119,19 @@ fn a_fork_is_stopped_by_a_signal_that_its_parent_listens_to() {
         unsafe {
             let pid = libc::fork();
             if pid == 0 {
+                // A group whose parent is in another one of the session: only such a group stops.
+                libc::setpgid(0, 0);
                 (0..400).for_each(|_| _ = raw_sleep(Duration::from_millis(50)));
                 libc::_exit(7);
             }
             assert!(pid > 0);
+            libc::setpgid(pid, pid);
             for _ in 0..3 {
                 libc::kill(pid, libc::SIGTSTP);
                 let mut status = 0;
                 assert_eq!(libc::waitpid(pid, &raw mut status, libc::WUNTRACED), pid);
                 let status = ExitStatus::from_raw(status);
-                assert_eq!(status.stopped_signal(), Some(libc::SIGSTOP), "{status:?}");
+                assert_eq!(status.stopped_signal(), Some(libc::SIGTSTP), "{status:?}");
                 libc::kill(pid, libc::SIGCONT);
             }
             libc::kill(pid, libc::SIGKILL);

@@ -18,6 +18,8 @@ use super::view::{Group, P, User, View};
 const TIME: Duration = Duration::from_secs(10);
 /// Bytes of an answer that are read at most.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// Levels of an answer that are read at most.
+const DEPTH_MAX: u32 = 64;
 /// The version of the format that this command understands.
 const VERSION: u64 = 1;
 
@@ -67,8 +69,7 @@ impl Address {
     pub(super) fn view(&self, runtime: Option<u64>) -> Result<View, String> {
         let runtime = runtime.map(|n| format!("&runtime={n}")).unwrap_or_default();
         let text = self.get(&format!("/api/state?waits=1{runtime}"))?;
-        let state: JsonValue = text
-            .parse()
+        let state = parse_json(&text)
             .map_err(|e| format!("{}: not the answer of a trefoil server: {e}", self.text()))?;
         let state = Json(&state);
         if state.get("version").number() != Some(VERSION) {
@@ -130,6 +131,26 @@ fn exchange(mut stream: impl Read + Write, host: &str, target: &str) -> io::Resu
     Ok((status.ok_or_else(not_http)?, body.to_owned()))
 }
 
+/// Parses JSON. The answers of a server are at most [`DEPTH_MAX`] levels deep; the parser calls
+/// itself for each level, and would overflow the stack.
+fn parse_json(text: &str) -> Result<JsonValue, String> {
+    let (mut depth, mut in_string, mut escaped) = (0u32, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => depth += 1,
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > DEPTH_MAX {
+            return Err(format!("it is more than {DEPTH_MAX} levels deep"));
+        }
+    }
+    text.parse().map_err(|e: tinyjson::JsonParseError| e.to_string())
+}
+
 /// A value of which any member may be missing.
 #[derive(Clone, Copy)]
 struct Json<'a>(&'a JsonValue);
@@ -146,7 +167,10 @@ impl<'a> Json<'a> {
 
     fn number(self) -> Option<u64> {
         match self.0 {
-            JsonValue::Number(n) if *n >= 0.0 => Some(*n as u64),
+            // Whole numbers that a `u64` holds.
+            JsonValue::Number(n) if *n >= 0.0 && *n < u64::MAX as f64 && n.fract() == 0.0 => {
+                Some(*n as u64)
+            }
             _ => None,
         }
     }
@@ -308,6 +332,21 @@ mod tests {
         assert_eq!(quantile(&[0, 0, 98, 2, 0], 50), 4);
         assert_eq!(quantile(&[0, 0, 98, 2, 0], 99), 8);
         assert_eq!(quantile(&[0, 0, 0, 0, 1], 50), u64::MAX);
+    }
+
+    #[test]
+    fn deep_json_is_an_error_and_odd_numbers_are_missing() {
+        let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        assert!(parse_json(&deep(DEPTH_MAX as usize)).is_ok());
+        assert!(parse_json(&deep(1_000_000)).unwrap_err().contains("levels deep"));
+        let brackets = format!(r#""\"{}""#, "[".repeat(1_000));
+        assert!(parse_json(&brackets).is_ok(), "they are in a string");
+        assert!(parse_json("[1, ").is_err());
+        for (text, number) in
+            [("7", Some(7)), ("1.5", None), ("-1", None), ("1e300", None), ("\"7\"", None)]
+        {
+            assert_eq!(Json(&parse_json(text).unwrap()).number(), number, "{text}");
+        }
     }
 
     #[test]

@@ -164,14 +164,7 @@ pub(crate) fn preempt_slow(rt: Rt) {
         p.flags.fetch_and(!flag::PREEMPT, Ordering::Relaxed);
         return rt.leave_without_yield();
     }
-    let sched = rt.sched();
-    // No M could take a locked goroutine from its queue again (`preempt.rs`, rule 7).
-    let is_only = || {
-        rt.m().locked.get().is_some()
-            && sched.has_no_spare()
-            && !sched.stopping.load(Ordering::Relaxed)
-    };
-    let must_continue = rt.g().no_preempt.get() != 0 || sched.must_go_on() || is_only();
+    let must_continue = rt.g().no_preempt.get() != 0 || rt.sched().must_go_on();
     let rt = if must_continue { rt } else { preempt(rt) };
     rt.leave_without_yield();
 }
@@ -507,9 +500,14 @@ fn finish_switch(rt: Rt) {
 }
 
 /// Completes the switch from a goroutine to the thread's own context, whose M may have no P.
-fn finish_switch_to_own_context(own: OwnContext) {
+/// Returns the goroutine if it goes on at once.
+fn finish_switch_to_own_context(own: OwnContext) -> Option<&'static G> {
     if let Some(rt) = own.rt() {
-        return finish_switch(rt);
+        let kept = locked::keep_without_spare(rt);
+        if kept.is_none() {
+            finish_switch(rt);
+        }
+        return kept;
     }
     match own.m().unfinished_switch.replace(UnfinishedSwitch::None) {
         UnfinishedSwitch::WithoutP(g) => push_without_p(own.sched(), g),
@@ -518,6 +516,7 @@ fn finish_switch_to_own_context(own: OwnContext) {
             own.m().id.load(Ordering::Relaxed)
         )),
     }
+    None
 }
 
 /// Queues a goroutine that came back from a blocking call and found no P.
@@ -788,13 +787,15 @@ fn reset_dead(g: &'static G) {
 /// that was locked to it has ended.
 pub(crate) fn thread_loop(own: OwnContext) {
     let m = own.m();
+    let mut kept = None;
     loop {
         if let Some(g) = m.locked.get()
+            && kept.is_none()
             && !locked::wait_for_g(own, g)
         {
             return;
         }
-        let g = match m.chosen.take() {
+        let g = match kept.take().or_else(|| m.chosen.take()) {
             Some(g) => g,
             None => match find::find_work(own).map(Runnable::unpack) {
                 Some(Unpacked::Goroutine(g)) => g,
@@ -818,7 +819,7 @@ pub(crate) fn thread_loop(own: OwnContext) {
         record::found(own.expect_rt(), g);
         // SAFETY: as in `switch_away`, in the other direction.
         unsafe { arch::switch(m.sp.as_ptr(), g.sp.get(), g.tp.get()) };
-        finish_switch_to_own_context(own);
+        kept = finish_switch_to_own_context(own);
     }
 }
 

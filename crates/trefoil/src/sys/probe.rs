@@ -1,7 +1,7 @@
 //! Tells whether another thread of this process runs (or waits for a CPU) or is blocked in the
 //! kernel.
 //!
-//! There are three sources, and the first that is available is used:
+//! There are three sources, and the first that can be opened is used:
 //! 1. `/proc/self/task/TID/syscall` contains `running`, or the system call that the thread sleeps
 //!    in: 0.3 µs for a running thread, 0.6 µs for a blocked one.
 //! 2. `/proc/self/task/TID/stat` contains the thread's state, but not the system call: 1 to 2 µs. A
@@ -65,6 +65,9 @@ enum Source {
 struct File {
     source: Source,
     fd: ManuallyDrop<OwnedFd>,
+    /// Device and inode. The program may close our descriptor, and the number may be another file
+    /// then.
+    identity: (u64, u64),
 }
 
 impl File {
@@ -77,11 +80,12 @@ impl File {
         write!(&mut path[..], "/proc/self/task/{tid}/{name}\0").ok()?;
         let path = CStr::from_bytes_until_nul(&path).ok()?;
         let fd = ManuallyDrop::new(syscalls::open_to_read(path).ok()?);
-        Some(File { source, fd })
+        let identity = syscalls::identity(fd.as_fd()).ok()?;
+        Some(File { source, fd, identity })
     }
 
-    /// Reads what the file says of its thread. Returns None if it says nothing, or if it is not our
-    /// file: the program may have closed our descriptor, and the number may be another file now.
+    /// Reads what the file says of its thread. Returns None if it says nothing: it may not be our
+    /// file.
     fn read(&self) -> Option<Found> {
         let mut text = [0u8; 160];
         let length = match syscalls::pread(self.fd.as_fd(), &mut text, 0) {
@@ -99,7 +103,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        if self.read().is_some() {
+        if syscalls::identity(self.fd.as_fd()) == Ok(self.identity) {
             // SAFETY: our own descriptor, which is not used after this.
             unsafe { syscalls::close(self.fd.as_raw_fd()) };
         }
@@ -132,7 +136,12 @@ impl ThreadProbe {
                 self.judge_sleep(tid, min_sleep)
             }
             Some(Found::Asleep { min_sleep }) => self.check_asleep(tid, min_sleep),
-            Some(Found::Ended | Found::Stopped) => ThreadState::Unknown,
+            Some(Found::Stopped) => ThreadState::Unknown,
+            Some(Found::Ended) => {
+                // The number may be that of another thread soon.
+                *self = ThreadProbe::new();
+                ThreadState::Unknown
+            }
             Some(Found::Refused) | None => self.change_source(tid),
         }
     }
@@ -208,7 +217,7 @@ enum Found {
     Asleep {
         min_sleep: Nanos,
     },
-    /// By a debugger, for example.
+    /// By a debugger, for example; or about to end.
     Stopped,
     Ended,
     /// The process may not read the file.
@@ -359,7 +368,8 @@ mod tests {
         let tid = syscalls::gettid();
         let theirs = syscalls::open_to_read(c"/proc/self/comm").unwrap();
         let number = theirs.as_raw_fd();
-        let file = File { source: Source::Syscall, fd: ManuallyDrop::new(theirs) };
+        let identity = (0, 0);
+        let file = File { source: Source::Syscall, fd: ManuallyDrop::new(theirs), identity };
         let mut probe = ThreadProbe { tid, file: Some(file), ..ThreadProbe::new() };
         probe.check(tid);
         assert_eq!(probe.file.as_ref().map(|file| file.source), Some(Source::Stat));

@@ -684,6 +684,7 @@ fn a_locked_goroutine_goes_on_if_no_thread_is_free() {
             raw_sleep_through(Duration::from_millis(15));
             compute(Duration::from_millis(20));
             go(|| ());
+            yield_now();
             compute(Duration::from_millis(20));
         }
     });

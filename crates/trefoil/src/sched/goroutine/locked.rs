@@ -10,6 +10,11 @@
 //!                            ([`hand_to_locked_m`])
 //! ```
 //!
+//! If no other M is free, and maybe none can be started, none could take the goroutine from a queue.
+//! So a locked goroutine that yields or is preempted then keeps its M and its P
+//! ([`keep_without_spare`]). One that parks needs another M: the kernel, or the program's limit,
+//! may refuse it, and then the goroutine goes on when one of the other Ms is free.
+//!
 //! `flag::LOCKED` on the P disables the fast path of `switch.rs`: a locked goroutine never switches
 //! to another one directly. If a goroutine ends while it is locked, its thread ends too, because
 //! the goroutine may have changed the thread's state (its signal mask, its namespaces).
@@ -19,7 +24,7 @@
 
 use crate::sched::Sched;
 use crate::sched::g::G;
-use crate::sched::m::{M, OwnContext, Rt};
+use crate::sched::m::{M, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, flag};
 use crate::sched::search::wait_for_p::SHUTDOWN_PARK_NANOS;
 use crate::sys::clock::{NEVER, now};
@@ -58,6 +63,31 @@ pub(crate) fn mark(m: &M, p: &P) {
 pub(crate) fn unlock_at_end(g: &G) {
     g.locked.set(None);
     g.lock_depth.set(0);
+}
+
+/// Completes a switch on the M's own context: if the locked goroutine of this M has yielded or was
+/// preempted, and no spare M is available, returns it, and it is not queued.
+pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
+    let (m, sched, p) = (rt.m(), rt.sched(), rt.p());
+    m.locked.get()?;
+    let is_asked_to_end = || p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0;
+    if !sched.has_no_spare() || sched.stopping.load(Ordering::Relaxed) || is_asked_to_end() {
+        return None;
+    }
+    match m.unfinished_switch.replace(UnfinishedSwitch::None) {
+        UnfinishedSwitch::Yielded(g)
+        | UnfinishedSwitch::Displaced(g)
+        | UnfinishedSwitch::Preempted(g) => {
+            g.state.set_runnable();
+            // A request to preempt it is out of date now.
+            p.begin_slice();
+            Some(g)
+        }
+        other => {
+            m.unfinished_switch.set(other);
+            None
+        }
+    }
 }
 
 /// Sleeps, on the M's own context, until `g`, which is locked to this M, is to run. Returns false

@@ -282,7 +282,7 @@ pub(crate) fn start_thread(
     M::start(sched, id).inspect_err(|_| sched.central.lock().starting -= 1)
 }
 
-/// Threads could not be started, and none was since.
+/// A thread could not be started, and since then never all that were wanted.
 struct Refusals {
     first: Nanos,
     last: io::Error,
@@ -314,7 +314,7 @@ fn start_threads(sched: &Arc<Sched>, refusals: &mut Option<Refusals>) -> Nanos {
         Some(before) => (before.first, (2 * before.pause).min(RETRY_MAX_NANOS)),
         None => (begun, RETRY_FIRST_NANOS),
     };
-    let next = begun + pause;
+    let next = now() + pause;
     *refusals = Some(Refusals { first, last, next, pause });
     sched.threads_refused.store(begun - first >= REFUSED_NANOS, Ordering::Relaxed);
     next

@@ -22,9 +22,7 @@
 //! 6. the goroutine is in libc or in the loader, or holds a lock of C code, or no spare M is
 //!    available (an idle M, which would take a P at once), until it was found so too often in one
 //!    slice (a *deferral* each time; the table below);
-//! 7. no spare M is available, and the goroutine is locked to its M: no M could use the P, and none
-//!    could take the goroutine from its queue again;
-//! 8. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
+//! 7. the runtime shuts down, and the goroutine has grace left or must not be orphaned (below).
 //!
 //! | spare Ms | in libc, or with a C lock | in other code |
 //! |---|---|---|
@@ -369,9 +367,6 @@ fn may_stop(m: &M, context: &libc::ucontext_t) -> Result<(), PreemptRefusal> {
         spares: m.sched().spares_for_goroutine(),
         stopping,
     };
-    if m.locked.get().is_some() && site.spares < Spares::Few && !stopping {
-        return Err(PreemptRefusal::NoSpareM);
-    }
     // User code that libc has called may hold libc's locks as well. Then a spare M is needed.
     if site.in_library || (site.spares < Spares::Few && !stopping) {
         site.check_deferrals(count_deferral(m))?;
@@ -455,7 +450,7 @@ fn is_in_library(pc: usize) -> bool {
 /// Counts a deferral in the present slice. Returns their number. All that the goroutine computes
 /// without a P counts as one slice.
 fn count_deferral(m: &M) -> u32 {
-    // Relaxed: written by this thread only; sysmon reads it as a hint.
+    // Relaxed: written by this thread, and by sysmon while this thread is blocked.
     let p = m.p.get().filter(|_| m.hold.load(Ordering::Relaxed) != RETAKEN);
     let tick = p.map_or(m.deferrals_tick.get(), |p| p.tick.load(Ordering::Relaxed));
     let same_slice = m.deferrals_tick.replace(tick) == tick;
@@ -574,9 +569,6 @@ impl Sched {
             // The handler may have decided before the shutdown began, when a stop was not for ever:
             // then the goroutine may be anywhere, and gets its grace first.
             return !g.stopped_in_libc.get() && may_stop_for_ever(m).is_ok();
-        }
-        if m.locked.get().is_some() && central.spares() == 0 {
-            return false;
         }
         let in_libc = g.stopped_in_libc.get();
         if in_libc && !self.count_stop_in_libc(&central, m) {

@@ -42,6 +42,18 @@ pub(crate) fn pread(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<u
     unsafe { call(libc::SYS_pread64, args) }
 }
 
+/// Returns the device and the inode of an open file.
+pub(crate) fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    let args = [fd.as_raw_fd() as usize, stat.as_mut_ptr() as usize];
+    // SAFETY: the kernel writes a `stat`, which is valid with any bytes.
+    let stat = unsafe {
+        call(libc::SYS_fstat, args)?;
+        stat.assume_init()
+    };
+    Ok((stat.st_dev, stat.st_ino))
+}
+
 /// Writes `buf`. Returns how many bytes the kernel has taken.
 #[inline]
 pub(crate) fn write(fd: BorrowedFd<'_>, buf: &[u8]) -> Result<usize> {
