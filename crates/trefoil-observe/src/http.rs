@@ -71,6 +71,11 @@ impl Drop for LargeAnswer {
     }
 }
 
+/// Returns the time after `time`; a year from now if it is longer.
+fn deadline_after(time: Duration) -> Instant {
+    Instant::now() + time.min(Duration::from_secs(365 * 86_400))
+}
+
 /// What a server needs of a connection.
 pub(crate) trait Stream {
     fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
@@ -272,10 +277,10 @@ fn receive(
                 Err(refusal) => return Ok(Err(refusal)),
             }
             // One deadline for the whole request: a client that sends it byte by byte gets no more.
-            let until = *deadline.get_or_insert_with(|| Instant::now() + limits.request_time);
+            let until = *deadline.get_or_insert_with(|| deadline_after(limits.request_time));
             stream.set_receive_deadline(until)?;
         } else {
-            stream.set_receive_deadline(Instant::now() + limits.idle_time)?;
+            stream.set_receive_deadline(deadline_after(limits.idle_time))?;
         }
         let mut chunk = [0; 2048];
         let room = (limits.request_bytes - buffer.len()).min(chunk.len());
@@ -403,7 +408,7 @@ fn send(
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     head.push_str(if keep_alive { "\r\n" } else { "Connection: close\r\n\r\n" });
-    stream.set_send_deadline(Instant::now() + limits.response_time)?;
+    stream.set_send_deadline(deadline_after(limits.response_time))?;
     let mut head = head.into_bytes();
     if body == Body::Omit {
         return stream.send(&head);

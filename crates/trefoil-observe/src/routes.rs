@@ -215,6 +215,10 @@ fn api_state(asked: &Asked<'_>) -> Result<Response, Response> {
     let runtime = asked.runtime()?;
     let groups = asked.number("groups")?.map_or(state::GROUPS_MAX, |n| n as usize);
     let waits = asked.number("waits")? == Some(1);
+    if waits {
+        // While the graph is made, it has an entry for each goroutine that waits.
+        asked.request.allow_large_answer()?;
+    }
     Ok(Response::new("application/json", state::state(&runtime, groups, waits, profiles())))
 }
 
@@ -351,6 +355,7 @@ fn cpu(asked: &Asked<'_>) -> Result<Response, Response> {
         _ => Response::error(409, e),
     })?;
     asked.collect_for(time);
+    asked.request.allow_large_answer()?;
     profile_response(asked, "profile", "", &profiling.stop())
 }
 

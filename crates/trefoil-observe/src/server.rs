@@ -141,6 +141,11 @@ impl Server {
     pub fn stop(self) {
         let shared = &self.shared;
         shared.kept.is_stopping.store(true, Ordering::SeqCst);
+        // Before the listener is closed: another server of this process would take over the path of
+        // one that does not answer.
+        if let Place::Unix(path) = &self.place {
+            _ = std::fs::remove_file(path);
+        }
         shared.listener.close();
         for connection in shared.connections().values() {
             connection.close();
@@ -151,9 +156,6 @@ impl Server {
                 trefoil::time::sleep(PAUSE_AT_STOP);
             }
         });
-        if let Place::Unix(path) = &self.place {
-            _ = std::fs::remove_file(path);
-        }
         drop(ManuallyDrop::into_inner(self.runtime));
     }
 }
@@ -207,8 +209,14 @@ impl ServerBuilder {
         if self.is_token_invalid {
             return Err(invalid(format!("{TOKEN_VARIABLE} is not UTF-8")));
         }
-        if self.access.token.as_ref().is_some_and(|Token(token)| token.is_empty()) {
-            return Err(invalid("the token is empty".to_owned()));
+        if let Some(Token(token)) = &self.access.token {
+            if token.is_empty() {
+                return Err(invalid("the token is empty".to_owned()));
+            }
+            if token.trim() != token || token.contains(char::is_control) {
+                let text = "the token begins or ends with white space, or has control characters";
+                return Err(invalid(text.to_owned()));
+            }
         }
         let addresses = if self.address == "unix" { None } else { Some(self.tcp_addresses()?) };
         let runtime = observer::system_runtime()?;
@@ -264,6 +272,18 @@ impl ServerBuilder {
     }
 }
 
+/// Takes a connection out of the list when it is dropped, also after a panic.
+struct Listed<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.shared.connections().remove(&self.number);
+    }
+}
+
 impl Shared {
     fn connections(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
@@ -302,8 +322,9 @@ impl Shared {
         }
         let shared = self.clone();
         let serve = move || {
+            let listed = Listed { shared: &shared, number };
             connection.serve(&shared);
-            shared.connections().remove(&number);
+            drop(listed);
         };
         let builder = Builder::new().stack_size(STACK_BYTES).panic(PanicMode::Unwind);
         if builder.go(serve).is_err() {

@@ -16,6 +16,8 @@ pub(crate) const GROUPS_MAX: usize = 500;
 /// Goroutines that are sent at most: those that use the CPUs, and those that wait for others.
 const USERS_MAX: usize = 20;
 const WAITS_MAX: usize = 200;
+/// Deadlocks that are sent at most.
+const DEADLOCKS_MAX: usize = 20;
 /// With more goroutines, probable deadlocks are not searched for: with a million it takes more than
 /// twenty seconds.
 const GUESSES_MAX: usize = 10_000;
@@ -201,7 +203,8 @@ fn write_waits(json: &mut Json, with_waits: bool) {
     };
     json.name("waits").list(|json| waiting.iter().for_each(|g| write_wait(json, g)));
     json.name("waits_total").number(total as u64);
-    json.name("deadlocks").list(|json| deadlocks.iter().for_each(|d| write_deadlock(json, d)));
+    let deadlocks = deadlocks.iter().take(DEADLOCKS_MAX);
+    json.name("deadlocks").list(|json| deadlocks.for_each(|d| write_deadlock(json, d)));
     json.name("waits_took_us").number(start.elapsed().as_micros() as u64);
 }
 
@@ -224,7 +227,8 @@ fn write_deadlock(json: &mut Json, deadlock: &Deadlock) {
         json.name("certain").bool(deadlock.certain);
         json.name("text").string(&deadlock.to_string());
         json.name("members").list(|json| {
-            deadlock.members.iter().for_each(|member| json.number(member.goroutine.who.id));
+            let members = deadlock.members.iter().take(WAITS_MAX);
+            members.for_each(|member| json.number(member.goroutine.who.id));
         });
     });
 }

@@ -127,8 +127,8 @@
 //!
 //! # Environment
 //!
-//! The runtime reads these variables when it starts. A value that is not valid is an error of
-//! [`RuntimeBuilder::build`].
+//! The runtime reads these variables when it starts, except in a setuid program. A value that is
+//! not valid is an error of [`RuntimeBuilder::build`].
 //!
 //! | variable | meaning |
 //! |---|---|

@@ -16,6 +16,7 @@ use crate::observe::waits::report::{Deadlock, Goroutine};
 use crate::observe::{deadlock, metrics, waits};
 use crate::runtime::{Runtime, observe_runtime, set_start_hook, with_sched};
 use crate::sched::Sched;
+use crate::sys::env;
 use crate::sys::syscalls::{self, Errno};
 use socket2::SockAddr;
 use std::collections::HashSet;
@@ -32,8 +33,13 @@ const LISTEN_BACKLOG: i32 = 128;
 
 /// Calls `hook` once, after the first runtime of the process has started. It may be called before
 /// `main`. The first call counts. If `hook` fails, the start of that runtime fails.
+///
+/// It is not called in a program that has more rights than its caller (setuid): the hook obeys the
+/// environment, and the caller has made that.
 pub fn on_first_start(hook: fn() -> io::Result<()>) {
-    set_start_hook(hook);
+    if env::is_trusted() {
+        set_start_hook(hook);
+    }
 }
 
 /// Starts a system runtime with one P.

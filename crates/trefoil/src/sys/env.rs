@@ -100,8 +100,18 @@ const KEYS: [(&str, &str); 8] = [
     ("guards", "mprotect"),
 ];
 
+/// Returns whether the runtime may obey the environment: not in a program that has more rights than
+/// its caller (setuid), because the caller has made the environment.
+pub(crate) fn is_trusted() -> bool {
+    // SAFETY: reads a number that the kernel has passed to the process.
+    unsafe { libc::getauxval(libc::AT_SECURE) == 0 }
+}
+
 /// Reads the environment of the process.
 pub(crate) fn read() -> Result<Env, String> {
+    if !is_trusted() {
+        return Ok(Env::default());
+    }
     let vars = [TREFOIL_PROCS, GOMAXPROCS, TREFOIL_DLOPEN_RESERVE, TREFOIL_DEBUG, TREFOIL_TRACE];
     let env = parse(vars.into_iter().filter_map(|var| {
         // What is not UTF-8 becomes a value that no parser accepts.

@@ -129,6 +129,9 @@ fn error_of_sum<'a>(spans: impl Iterator<Item = &'a Span>) -> u64 {
     errors.min(uncertain)
 }
 
+/// Events of a ring that are looked at before one is chosen.
+const STEPS_AHEAD: usize = 16;
+
 /// An event of one goroutine, with the number of its ring.
 type Step = (usize, Event);
 
@@ -177,16 +180,46 @@ fn after((ring, event): &Step) -> State {
     }
 }
 
+/// The events of one goroutine in several rings, up to a place in each.
+struct Merge {
+    rings: Vec<Vec<Step>>,
+    /// How many events of each ring were taken.
+    taken: Vec<usize>,
+    state: State,
+}
+
+impl Merge {
+    /// Returns the next event of each ring, with the place of the ring.
+    fn heads(&self) -> impl Iterator<Item = (usize, Step)> {
+        let rings = self.rings.iter().zip(&self.taken).enumerate();
+        rings.filter_map(|(i, (ring, &taken))| ring.get(taken).map(|&step| (i, step)))
+    }
+
+    /// Returns whether the goroutine has a way on after the next events of a ring, as far as those
+    /// follow each other. An event of another ring may have the same time, and only one order of
+    /// the two is possible: who waits is woken before it runs.
+    fn leads_on(&self, ring: usize) -> bool {
+        let (mut state, mut taken) = (self.state, self.taken[ring]);
+        for _ in 0..STEPS_AHEAD {
+            match self.rings[ring].get(taken) {
+                Some(step) if can_follow(state, step) => state = after(step),
+                _ => break,
+            }
+            taken += 1;
+        }
+        let own = self.rings[ring].get(taken).copied();
+        let others = self.heads().filter(|(i, _)| *i != ring).map(|(_, step)| step);
+        let mut rest = others.chain(own).peekable();
+        rest.peek().is_none() || rest.any(|step| can_follow(state, &step))
+    }
+}
+
 /// Merges the events of one goroutine from several rings.
 fn in_order(rings: Vec<Vec<Step>>) -> Vec<Step> {
-    let mut rings: Vec<_> = rings.into_iter().map(|ring| ring.into_iter().peekable()).collect();
+    let mut merge = Merge { taken: vec![0; rings.len()], rings, state: State::Unknown };
     let mut merged: Vec<Step> = Vec::new();
-    let mut state = State::Unknown;
     loop {
-        let mut heads: Vec<(usize, Step)> = Vec::with_capacity(rings.len());
-        for (i, ring) in rings.iter_mut().enumerate() {
-            heads.extend(ring.peek().map(|&step| (i, step)));
-        }
+        let heads: Vec<(usize, Step)> = merge.heads().collect();
         let earliest = |of: &mut dyn Iterator<Item = &(usize, Step)>| {
             of.min_by_key(|(_, (_, event))| (event.when.latest, event.when.earliest)).copied()
         };
@@ -195,7 +228,18 @@ fn in_order(rings: Vec<Vec<Step>>) -> Vec<Step> {
         // Nothing comes before the start of a goroutine.
         let first = created.or_else(|| earliest(&mut heads.iter()));
         let Some(first) = first else { return merged };
-        let fits = earliest(&mut heads.iter().filter(|(_, step)| can_follow(state, step)));
+        let mut fits: Vec<(usize, Step)> = heads.clone();
+        fits.retain(|(_, step)| can_follow(merge.state, step));
+        let earliest_fit = earliest(&mut fits.iter());
+        // Of those that may come first, one after which the others can follow.
+        let may_be_first = |step: &Step| {
+            earliest_fit.is_some_and(|(_, fit)| step.1.when.earliest <= fit.1.when.latest)
+        };
+        let leads_on = |(ring, step): &&(usize, Step)| may_be_first(step) && merge.leads_on(*ring);
+        let fits = match fits.len() {
+            0 | 1 => earliest_fit,
+            _ => earliest(&mut fits.iter().filter(leads_on)).or(earliest_fit),
+        };
         // One that can follow goes first, unless another is certainly earlier: then words between
         // them were lost.
         let (ring, step) = match fits {
@@ -204,8 +248,8 @@ fn in_order(rings: Vec<Vec<Step>>) -> Vec<Step> {
             }
             _ => first,
         };
-        rings[ring].next();
-        state = after(&step);
+        merge.taken[ring] += 1;
+        merge.state = after(&step);
         merged.push(step);
     }
 }
@@ -246,6 +290,7 @@ fn narrow(steps: &mut [Step]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sched::wait::reason::WaitReason;
 
     fn span((begin, end): (u64, u64), (from, to): (u64, u64)) -> Span {
         let begin = When { earliest: begin, latest: end };
@@ -258,5 +303,24 @@ mod tests {
         assert_eq!(error_of_sum([span((10, 14), (30, 36))].iter()), 5);
         // Twenty spans within the same two clocks.
         assert_eq!(error_of_sum([span((10, 20), (10, 20)); 20].iter()), 10);
+    }
+
+    /// The second turn was taken for the first, because its time is known better: the goroutine
+    /// seemed to be runnable for ever.
+    #[test]
+    fn events_with_the_same_time_are_in_the_only_possible_order() {
+        let event = |(earliest, latest), what| Event { when: When { earliest, latest }, what };
+        let run = What::Run { id: 4 };
+        let parked = |reason| What::Stop { id: 4, stop: Stop::Parked(reason) };
+        let [barrier, mutex] = [WaitReason::Barrier, WaitReason::MutexLock].map(parked);
+        let ready = What::Ready { id: 4, by: Cause::Goroutine(3) };
+        let create = What::Create { id: 4, is_task: false, place: 0, by: Cause::Goroutine(1) };
+        let wide = |what| (0, event((10, 90), what));
+        let rings = vec![
+            vec![wide(create), wide(run), wide(barrier), wide(ready)],
+            vec![(1, event((20, 60), run)), (1, event((20, 60), mutex))],
+        ];
+        let order: Vec<_> = in_order(rings).into_iter().map(|(_, event)| event.what).collect();
+        assert_eq!(order, [create, run, barrier, ready, run, mutex]);
     }
 }

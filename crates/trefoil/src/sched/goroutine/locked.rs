@@ -10,9 +10,9 @@
 //!                            ([`hand_to_locked_m`])
 //! ```
 //!
-//! If no other M is free, and maybe none can be started, none could take the goroutine from a queue.
-//! So a locked goroutine that yields or is preempted then keeps its M and its P
-//! ([`keep_without_spare`]). One that parks needs another M: the kernel, or the program's limit,
+//! If no other M is free or runs unlocked goroutines, and maybe none can be started, none could take
+//! the goroutine from a queue. So a locked goroutine that yields or is preempted then keeps its M
+//! and its P ([`keep_without_spare`]). One that parks needs another M: the kernel, or the program's limit,
 //! may refuse it, and then the goroutine goes on when one of the other Ms is free.
 //!
 //! `flag::LOCKED` on the P disables the fast path of `switch.rs`: a locked goroutine never switches
@@ -27,6 +27,7 @@ use crate::sched::g::G;
 use crate::sched::m::{M, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, flag};
 use crate::sched::search::wait_for_p::SHUTDOWN_PARK_NANOS;
+use crate::sched::wait::timers;
 use crate::sys::clock::{NEVER, now};
 use std::sync::atomic::Ordering;
 
@@ -66,12 +67,20 @@ pub(crate) fn unlock_at_end(g: &G) {
 }
 
 /// Completes a switch on the M's own context: if the locked goroutine of this M has yielded or was
-/// preempted, and no spare M is available, returns it, and it is not queued.
+/// preempted, and no other M could take it from a queue, returns it, and it is not queued.
 pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
     let (m, sched, p) = (rt.m(), rt.sched(), rt.p());
     m.locked.get()?;
-    let is_asked_to_end = || p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0;
-    if !sched.has_no_spare() || sched.stopping.load(Ordering::Relaxed) || is_asked_to_end() {
+    // A simulation decides by itself what runs.
+    if sched.simulation.is_some() || sched.stopping.load(Ordering::Relaxed) {
+        return None;
+    }
+    let is_asked_to_end = p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0;
+    let serves_queues = |other: &P| {
+        let is_locked = other.flags.load(Ordering::Relaxed) & flag::LOCKED != 0;
+        !std::ptr::eq(other, p) && other.holder().is_some() && !is_locked
+    };
+    if is_asked_to_end || !sched.has_no_spare() || sched.all_ps().any(serves_queues) {
         return None;
     }
     match m.unfinished_switch.replace(UnfinishedSwitch::None) {
@@ -81,6 +90,9 @@ pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
             g.state.set_runnable();
             // A request to preempt it is out of date now.
             p.begin_slice();
+            // No other M will run them.
+            p.flags.fetch_and(!flag::TIMERS, Ordering::Relaxed);
+            sched.all_ps().for_each(|p| _ = timers::run_due(rt, &p.timers));
             Some(g)
         }
         other => {
