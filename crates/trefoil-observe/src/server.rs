@@ -322,9 +322,8 @@ impl Shared {
         }
         let shared = self.clone();
         let serve = move || {
-            let listed = Listed { shared: &shared, number };
+            let _listed = Listed { shared: &shared, number };
             connection.serve(&shared);
-            drop(listed);
         };
         let builder = Builder::new().stack_size(STACK_BYTES).panic(PanicMode::Unwind);
         if builder.go(serve).is_err() {

@@ -14,6 +14,7 @@ use super::previous_action::{PreviousAction, SignalSource};
 use crate::sched::monitor::helper;
 use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
+use crate::sys::signal::bit;
 use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
@@ -160,10 +161,6 @@ pub(crate) fn take_arrived() -> impl Iterator<Item = i32> {
 
 fn index(signal: i32) -> usize {
     signal as usize - 1
-}
-
-fn bit(signal: i32) -> u64 {
-    1 << (signal - 1)
 }
 
 impl Action {

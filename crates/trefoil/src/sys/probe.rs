@@ -85,13 +85,12 @@ impl File {
     }
 
     /// Reads what the file says of its thread. Returns None if it says nothing: it may not be our
-    /// file.
+    /// file, or the process may not read it.
     fn read(&self) -> Option<Found> {
         let mut text = [0u8; 160];
         let length = match syscalls::pread(self.fd.as_fd(), &mut text, 0) {
             Ok(length) => length,
             Err(Errno::SRCH) => return Some(Found::Ended),
-            Err(Errno::ACCES | Errno::PERM) => return Some(Found::Refused),
             Err(_) => return None,
         };
         match self.source {
@@ -142,7 +141,7 @@ impl ThreadProbe {
                 *self = ThreadProbe::new();
                 ThreadState::Unknown
             }
-            Some(Found::Refused) | None => self.change_source(tid),
+            None => self.change_source(tid),
         }
     }
 
@@ -220,8 +219,6 @@ enum Found {
     /// By a debugger, for example; or about to end.
     Stopped,
     Ended,
-    /// The process may not read the file.
-    Refused,
 }
 
 /// A thread that waits for a futex and still sleeps at a check this much later counts as blocked.

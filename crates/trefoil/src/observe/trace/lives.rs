@@ -197,7 +197,7 @@ impl Merge {
 
     /// Returns whether the goroutine has a way on after the next events of a ring, as far as those
     /// follow each other. An event of another ring may have the same time, and only one order of
-    /// the two is possible: who waits is woken before it runs.
+    /// the two is possible: a goroutine that waits is woken before it runs.
     fn leads_on(&self, ring: usize) -> bool {
         let (mut state, mut taken) = (self.state, self.taken[ring]);
         for _ in 0..STEPS_AHEAD {

@@ -33,8 +33,8 @@ struct TurnsOfP {
     turns: Vec<Turn>,
     /// For each turn, the latest end of all up to it. Times are not exact, so turns may overlap.
     latest_end: Vec<u64>,
-    /// A segment tree over the turns: the node n is above 2n and 2n + 1, and the second half are the turns
-    /// themselves. Each node is the place of the longest turn below it.
+    /// A segment tree over the turns: the node n is above 2n and 2n + 1, and the second half are the
+    /// turns themselves. Each node is the place of the longest turn below it.
     longest: Vec<usize>,
 }
 

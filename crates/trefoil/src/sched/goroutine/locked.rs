@@ -12,8 +12,8 @@
 //!
 //! If no other M is free or runs unlocked goroutines, and maybe none can be started, none could take
 //! the goroutine from a queue. So a locked goroutine that yields or is preempted then keeps its M
-//! and its P ([`keep_without_spare`]). One that parks needs another M: the kernel, or the program's limit,
-//! may refuse it, and then the goroutine goes on when one of the other Ms is free.
+//! and its P ([`keep_without_spare`]). One that parks needs another M: the kernel, or the program's
+//! limit, may refuse it, and then the goroutine goes on when one of the other Ms is free.
 //!
 //! `flag::LOCKED` on the P disables the fast path of `switch.rs`: a locked goroutine never switches
 //! to another one directly. If a goroutine ends while it is locked, its thread ends too, because

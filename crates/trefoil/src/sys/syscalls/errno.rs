@@ -11,8 +11,6 @@ pub(crate) struct Errno(i32);
 pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
 impl Errno {
-    /// The process may not use the file.
-    pub(crate) const ACCES: Errno = Errno(libc::EACCES);
     /// The call would have to wait; or the word of a futex has another value.
     pub(crate) const AGAIN: Errno = Errno(libc::EAGAIN);
     /// The other side has given up a connection before it was accepted.
@@ -26,8 +24,6 @@ impl Errno {
     /// No memory or no mapping is left.
     #[cfg(test)]
     pub(crate) const NOMEM: Errno = Errno(libc::ENOMEM);
-    /// The process may not do this.
-    pub(crate) const PERM: Errno = Errno(libc::EPERM);
     /// The process or thread does not exist.
     pub(crate) const SRCH: Errno = Errno(libc::ESRCH);
     /// The limit of a wait has passed.
