@@ -11,6 +11,12 @@
 //! point to this machine (DNS rebinding), their `Host` is that name: where no token is needed, only
 //! loopback addresses, the server's own address and `localhost` are valid there. A Unix socket may
 //! be reached by a browser too, through a program that forwards a port to it.
+//!
+//! What is left: browsers send `Sec-Fetch-Site` to loopback addresses and over HTTPS only. If the
+//! user has typed the token into a browser, for a server on another address without encryption, then
+//! a page of another site can make that browser send `GET` requests. It cannot read the answers, and
+//! it cannot write, because a `POST` has an `Origin`. It can make the program record, profile and
+//! make large answers; all of these are bounded.
 
 use crate::http::{Method, Request, Response};
 use std::fmt;

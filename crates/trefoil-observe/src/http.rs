@@ -3,12 +3,13 @@
 //!
 //! A request has limits on its size and time ([`Limits`]), so that a client that sends garbage,
 //! sends slowly or does not read costs the goroutine of its connection, for a bounded time, and
-//! nothing else. Answers that may be large are made only a few at a time
-//! ([`Request::allow_large_answer`]).
+//! nothing else. Answers that may be large are made only a few at a time (`large_answer.rs`), and a
+//! connection that waits may be closed in favour of a new one (`connection.rs`).
 
+use crate::connection::{Connection, Phase};
+use crate::large_answer::Permit;
 use std::cell::OnceCell;
-use std::io::{self, Read, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io;
 use std::time::{Duration, Instant};
 
 /// The bounds of a connection.
@@ -40,74 +41,10 @@ impl Limits {
 const HEADERS_MAX: usize = 64;
 /// A body up to this size is copied behind its head, and sent together with it.
 const SMALL_BODY_BYTES: usize = 16 << 10;
-/// Large answers that exist in the process at the same time. A client that does not read keeps one
-/// for [`Limits::response_time`].
-const LARGE_ANSWERS_MAX: usize = 2;
-/// How long a request waits for others to be sent. A client that has just read a large answer may
-/// ask for another before the server has noticed that the first one was sent.
-const LARGE_ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// The pause between two attempts.
-const LARGE_ANSWER_PAUSE: Duration = Duration::from_millis(5);
-
-/// How many large answers exist.
-static LARGE_ANSWERS: AtomicUsize = AtomicUsize::new(0);
-
-/// Permission to make a large answer: one with all goroutines, or with a recording. It is in the
-/// request, which is kept until its answer was sent.
-#[derive(PartialEq, Eq, Debug)]
-struct LargeAnswer(());
-
-impl LargeAnswer {
-    fn new() -> Option<LargeAnswer> {
-        let one_more = |n| (n < LARGE_ANSWERS_MAX).then_some(n + 1);
-        LARGE_ANSWERS.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
-        Some(LargeAnswer(()))
-    }
-}
-
-impl Drop for LargeAnswer {
-    fn drop(&mut self) {
-        LARGE_ANSWERS.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 /// Returns the time after `time`; a year from now if it is longer.
 fn deadline_after(time: Duration) -> Instant {
     Instant::now() + time.min(Duration::from_secs(365 * 86_400))
 }
-
-/// What a server needs of a connection.
-pub(crate) trait Stream {
-    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
-    fn send(&self, bytes: &[u8]) -> io::Result<()>;
-    fn set_receive_deadline(&self, deadline: Instant) -> io::Result<()>;
-    fn set_send_deadline(&self, deadline: Instant) -> io::Result<()>;
-}
-
-macro_rules! impl_stream {
-    ($type:ty) => {
-        impl Stream for $type {
-            fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
-                (&mut &*self).read(buffer)
-            }
-
-            fn send(&self, bytes: &[u8]) -> io::Result<()> {
-                (&mut &*self).write_all(bytes)
-            }
-
-            fn set_receive_deadline(&self, deadline: Instant) -> io::Result<()> {
-                self.set_read_deadline(Some(deadline))
-            }
-
-            fn set_send_deadline(&self, deadline: Instant) -> io::Result<()> {
-                self.set_write_deadline(Some(deadline))
-            }
-        }
-    };
-}
-
-impl_stream!(trefoil::net::TcpStream);
-impl_stream!(trefoil::net::UnixStream);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Method {
@@ -129,28 +66,22 @@ pub(crate) struct Request {
     /// The client wants another request on this connection.
     pub(crate) keep_alive: bool,
     /// Set by [`Request::allow_large_answer`].
-    large_answer: OnceCell<LargeAnswer>,
+    permit: OnceCell<Permit>,
 }
 
 impl Request {
     /// Must be called before a large answer is made. Waits a little if too many exist already, and
     /// then fails with the answer to send instead.
-    pub(crate) fn allow_large_answer(&self) -> Result<(), Response> {
-        if self.large_answer.get().is_some() {
+    pub(crate) fn allow_large_answer(&self, client: &Connection) -> Result<(), Response> {
+        if self.permit.get().is_some() {
             return Ok(());
         }
-        let end = Instant::now() + LARGE_ANSWER_WAIT;
-        loop {
-            if let Some(permit) = LargeAnswer::new() {
-                _ = self.large_answer.set(permit);
-                return Ok(());
-            }
-            if Instant::now() >= end {
-                let text = "other large answers are being sent: ask again later";
-                return Err(Response::error(503, text).with("Retry-After", "1"));
-            }
-            trefoil::time::sleep(LARGE_ANSWER_PAUSE);
-        }
+        let hung_up = |_| Response::hung_up();
+        client.enter(Phase::Waits).map_err(hung_up)?;
+        let permit = Permit::take(client);
+        client.enter(Phase::Answers).map_err(hung_up)?;
+        _ = self.permit.set(permit?);
+        Ok(())
     }
 
     /// Returns the value of a header. None if it is absent, or present more than once.
@@ -193,6 +124,12 @@ impl Response {
         Response { status, ..Response::new(TEXT, format!("{text}\n")) }
     }
 
+    /// Returns what to answer to a client that has closed its side of the connection. It may still
+    /// read, but probably does not.
+    pub(crate) fn hung_up() -> Response {
+        Response::error(400, "the client has closed its side of the connection")
+    }
+
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Response {
         self.headers.push((name, value.into()));
         self
@@ -225,27 +162,33 @@ fn reason(status: u16) -> &'static str {
 }
 
 /// Serves the requests of one connection, until the client ends it or a limit is reached.
-pub(crate) fn serve(stream: &impl Stream, limits: Limits, answer: impl Fn(&Request) -> Response) {
+pub(crate) fn serve(
+    client: &Connection,
+    limits: Limits,
+    answer: impl Fn(&Request) -> Response,
+) -> io::Result<()> {
     let mut buffer = Vec::new();
-    while let Ok(request) = receive(stream, &mut buffer, limits) {
-        let (response, body, keep_alive) = match &request {
+    loop {
+        client.enter(Phase::Receives)?;
+        let received = receive(client, &mut buffer, limits)?;
+        client.enter(Phase::Answers)?;
+        // The request is dropped after the response, whose permit it has.
+        let (mut request, response) = match received {
             Ok(request) => {
-                let response = answer(request);
-                let body = if request.method == Method::Head { Body::Omit } else { Body::Send };
-                (response, body, request.keep_alive)
+                let response = answer(&request);
+                (Some(request), response)
             }
-            Err(refusal) => (Response::error(refusal.status, refusal.why), Body::Send, false),
+            Err(refusal) => (None, Response::error(refusal.status, refusal.why)),
         };
-        if send(stream, limits, &response, body, keep_alive).is_err() || !keep_alive {
-            return;
+        client.enter(Phase::Waits)?;
+        send(client, limits, request.as_mut(), &response)?;
+        if !request.is_some_and(|request| request.keep_alive) {
+            return Ok(());
+        }
+        if buffer.is_empty() {
+            client.set_idle();
         }
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Body {
-    Send,
-    Omit,
 }
 
 /// Why a request was not understood.
@@ -258,19 +201,23 @@ pub(crate) struct Refusal {
 /// Reads one request. `buffer` has what was received after the last one. An error means that there
 /// is no request to answer.
 fn receive(
-    stream: &impl Stream,
+    client: &Connection,
     buffer: &mut Vec<u8>,
     limits: Limits,
 ) -> io::Result<Result<Request, Refusal>> {
     let mut deadline = None;
     loop {
-        if !buffer.is_empty() {
+        let mut chunk = [0; 2048];
+        let room = (limits.request_bytes - buffer.len()).min(chunk.len());
+        let received = if buffer.is_empty() {
+            client.receive(&mut chunk[..room], deadline_after(limits.idle_time))
+        } else {
             match parse(buffer) {
                 Ok(Some((request, len))) => {
                     buffer.drain(..len);
                     return Ok(Ok(request));
                 }
-                Ok(None) if buffer.len() >= limits.request_bytes => {
+                Ok(None) if room == 0 => {
                     return Ok(Err(Refusal { status: 431, why: "the request is too long" }));
                 }
                 Ok(None) => {}
@@ -278,13 +225,9 @@ fn receive(
             }
             // One deadline for the whole request: a client that sends it byte by byte gets no more.
             let until = *deadline.get_or_insert_with(|| deadline_after(limits.request_time));
-            stream.set_receive_deadline(until)?;
-        } else {
-            stream.set_receive_deadline(deadline_after(limits.idle_time))?;
-        }
-        let mut chunk = [0; 2048];
-        let room = (limits.request_bytes - buffer.len()).min(chunk.len());
-        match stream.receive(&mut chunk[..room]) {
+            client.receive(&mut chunk[..room], until)
+        };
+        match received {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => buffer.extend_from_slice(&chunk[..n]),
             Err(e) if e.kind() == io::ErrorKind::TimedOut && !buffer.is_empty() => {
@@ -330,14 +273,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     let (Some(path), Some(query)) = (decode(path, Plus::IsPlus), parse_query(query)) else {
         return Err(Refusal { status: 400, why: "the URL is not well encoded" });
     };
-    let mut request = Request {
-        method,
-        path,
-        query,
-        headers: all,
-        keep_alive: false,
-        large_answer: OnceCell::new(),
-    };
+    let mut request =
+        Request { method, path, query, headers: all, keep_alive: false, permit: OnceCell::new() };
     let no_body = request.count("transfer-encoding") == 0
         && request.headers.iter().all(|(name, value)| name != "content-length" || value == "0");
     if !no_body {
@@ -385,12 +322,12 @@ fn decode(text: &str, plus: Plus) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
+/// Sends the answer to a request, or to something that is none.
 fn send(
-    stream: &impl Stream,
+    client: &Connection,
     limits: Limits,
+    request: Option<&mut Request>,
     response: &Response,
-    body: Body,
-    keep_alive: bool,
 ) -> io::Result<()> {
     let mut head = format!(
         "HTTP/1.1 {} {}\r\nContent-Type: {}\r\nContent-Length: {}\r\n",
@@ -407,18 +344,31 @@ fn send(
     for (name, value) in &response.headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
+    let keep_alive = request.as_ref().is_some_and(|request| request.keep_alive);
     head.push_str(if keep_alive { "\r\n" } else { "Connection: close\r\n\r\n" });
-    stream.set_send_deadline(deadline_after(limits.response_time))?;
+    let deadline = deadline_after(limits.response_time);
     let mut head = head.into_bytes();
-    if body == Body::Omit {
-        return stream.send(&head);
+    let body = match &request {
+        Some(request) if request.method == Method::Head => &[],
+        _ => &response.body[..],
+    };
+    let permit = request.and_then(|request| request.permit.take());
+    if body.len() <= SMALL_BODY_BYTES {
+        // It is not a large answer after all.
+        drop(permit);
+        head.extend_from_slice(body);
+        return client.send_all(&head, deadline);
     }
-    if response.body.len() <= SMALL_BODY_BYTES {
-        head.extend_from_slice(&response.body);
-        return stream.send(&head);
+    match permit {
+        Some(permit) => {
+            client.send_large(&head, deadline, &permit)?;
+            client.send_large(body, deadline, &permit)
+        }
+        None => {
+            client.send_all(&head, deadline)?;
+            client.send_all(body, deadline)
+        }
     }
-    stream.send(&head)?;
-    stream.send(&response.body)
 }
 
 #[cfg(test)]

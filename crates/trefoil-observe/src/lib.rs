@@ -58,11 +58,16 @@
 //! `curl --unix-socket /run/user/1000/trefoil/PID.sock http://localhost/metrics`.
 //!
 //! `Host` and `Origin` are checked, so that pages of other sites in a browser on the same machine
-//! can read nothing. Requests are limited in size, time and number.
+//! can read nothing. Requests are limited in size, time and number. A client that does nothing,
+//! sends slowly or does not read keeps no other client out: its connection is closed when a new one
+//! needs its place. A recording or a profile ends when the client that asked for it closes its side
+//! of the connection, as with Go.
 
 mod access;
+mod connection;
 mod http;
 mod json;
+mod large_answer;
 mod openmetrics;
 mod routes;
 mod server;

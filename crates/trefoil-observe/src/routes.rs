@@ -1,5 +1,6 @@
 //! What the server answers: one line in [`ROUTES`] for each path.
 
+use crate::connection::Connection;
 use crate::http::{Method, Request, Response, TEXT};
 use crate::{openmetrics, state};
 use std::collections::HashMap;
@@ -90,8 +91,8 @@ const SECONDS_MAX: u64 = 120;
 /// For how long a CPU profile is taken, and how many samples per second, as Go's.
 const CPU_TIME: Duration = Duration::from_secs(30);
 const CPU_HZ: u64 = 100;
-/// How often such a request checks whether the server stops.
-const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// How often such a request checks whether the client has hung up or the server stops.
+const HANG_UP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The page's text has this where a value of its own must be for each answer.
 const NONCE: &str = "{{nonce}}";
@@ -111,12 +112,13 @@ pub(crate) struct Kept {
 /// A request and what is known about it.
 struct Asked<'a> {
     request: &'a Request,
+    client: &'a Connection,
     kept: &'a Kept,
 }
 
 /// Returns the answer to a request that is allowed.
-pub(crate) fn answer(request: &Request, kept: &Kept) -> Response {
-    let asked = Asked { request, kept };
+pub(crate) fn answer(request: &Request, client: &Connection, kept: &Kept) -> Response {
+    let asked = Asked { request, client, kept };
     let wanted = if request.method == Method::Head { Method::Get } else { request.method };
     let mut at_path = ROUTES.iter().filter(|route| route.path == request.path).peekable();
     if at_path.peek().is_none() {
@@ -156,23 +158,36 @@ impl Asked<'_> {
         self.request.query(name).map(|value| value.parse().map_err(bad)).transpose()
     }
 
-    /// Refuses `HEAD` for what takes time to collect: its answer would have no body.
+    /// Refuses `HEAD` for what is expensive: its answer would have no body.
     fn refuse_head(&self) -> Result<(), Response> {
         match self.request.method {
-            Method::Head => Err(Response::error(405, "this collects for a time: use GET")),
+            Method::Head => Err(Response::error(405, "this is expensive to make: use GET")),
             _ => Ok(()),
         }
     }
 
-    /// Waits while something is collected, less long if the server stops.
-    fn collect_for(&self, time: Duration) {
+    /// Must be called before an answer is made that may be large. Waits for a permit.
+    fn allow_large_answer(&self) -> Result<(), Response> {
+        self.refuse_head()?;
+        self.request.allow_large_answer(self.client)
+    }
+
+    /// Waits while something is collected. Fails if the client hangs up or the server stops, so that
+    /// another request can collect.
+    fn collect_for(&self, time: Duration) -> Result<(), Response> {
         let end = Instant::now() + time;
-        while !self.kept.is_stopping.load(Ordering::SeqCst) {
+        loop {
+            if self.kept.is_stopping.load(Ordering::SeqCst) {
+                return Err(Response::error(503, "the server stops"));
+            }
+            if self.client.has_hung_up() {
+                return Err(Response::hung_up());
+            }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return;
+                return Ok(());
             }
-            trefoil::time::sleep(left.min(STOP_CHECK_INTERVAL));
+            trefoil::time::sleep(left.min(HANG_UP_CHECK_INTERVAL));
         }
     }
 
@@ -217,7 +232,7 @@ fn api_state(asked: &Asked<'_>) -> Result<Response, Response> {
     let waits = asked.number("waits")? == Some(1);
     if waits {
         // While the graph is made, it has an entry for each goroutine that waits.
-        asked.request.allow_large_answer()?;
+        asked.allow_large_answer()?;
     }
     Ok(Response::new("application/json", state::state(&runtime, groups, waits, profiles())))
 }
@@ -290,7 +305,7 @@ fn recorded(asked: &Asked<'_>) -> Result<trace::Snapshot, Response> {
     let (runtime, seconds) = (asked.runtime()?, asked.seconds()?);
     let snapshot = match seconds {
         None => {
-            asked.request.allow_large_answer()?;
+            asked.allow_large_answer()?;
             runtime.observe(trace::snapshot)
         }
         Some(time) => {
@@ -298,8 +313,8 @@ fn recorded(asked: &Asked<'_>) -> Result<trace::Snapshot, Response> {
             let _turn = Turn::take(&asked.kept.is_recording)?;
             // Fails if the program records already; then that recording is used.
             let _recorder = runtime.observe(Recorder::start).ok();
-            asked.collect_for(time);
-            asked.request.allow_large_answer()?;
+            asked.collect_for(time)?;
+            asked.allow_large_answer()?;
             runtime.observe(trace::snapshot)
         }
     };
@@ -354,8 +369,8 @@ fn cpu(asked: &Asked<'_>) -> Result<Response, Response> {
         profile::Error::Os(_) => Response::error(500, e),
         _ => Response::error(409, e),
     })?;
-    asked.collect_for(time);
-    asked.request.allow_large_answer()?;
+    asked.collect_for(time)?;
+    asked.allow_large_answer()?;
     profile_response(asked, "profile", "", &profiling.stop())
 }
 
@@ -370,7 +385,7 @@ fn leaks(asked: &Asked<'_>) -> Result<Response, Response> {
 /// Takes a profile of the present moment.
 fn present(asked: &Asked<'_>, name: &str, take: fn() -> Profile) -> Result<Response, Response> {
     asked.refuse_seconds("it is about the present moment")?;
-    asked.request.allow_large_answer()?;
+    asked.allow_large_answer()?;
     profile_response(asked, name, "", &asked.runtime()?.observe(take))
 }
 
@@ -389,7 +404,7 @@ fn sampled(
     take: &dyn Fn() -> Profile,
 ) -> Result<Response, Response> {
     asked.refuse_seconds("it counts since its rate was set")?;
-    asked.request.allow_large_answer()?;
+    asked.allow_large_answer()?;
     let about = format!(
         "# Waits are counted after the program has called profile::set_{name}_rate, or a request \
          has set\n# the rate: POST /api/rate?profile={name}&nanos=10000, with the token. A rate of \
@@ -400,7 +415,7 @@ fn sampled(
 
 fn goroutine(asked: &Asked<'_>) -> Result<Response, Response> {
     let runtime = asked.runtime()?;
-    asked.request.allow_large_answer()?;
+    asked.allow_large_answer()?;
     match asked.number("debug")?.unwrap_or(0) {
         0 => profile_response(asked, "goroutine", "", &runtime.observe(debug::profile)),
         1 => {

@@ -1,7 +1,8 @@
 //! The server: a listener, a goroutine for each connection, and their end.
 
 use crate::access::{Access, Token, Transport};
-use crate::http::{self, Limits, Request, Response, Stream};
+use crate::connection::Connection;
+use crate::http::{self, Limits, Request, Response};
 use crate::{TOKEN_VARIABLE, routes, socket};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use trefoil::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use trefoil::net::{TcpListener, UnixListener};
 use trefoil::{Builder, PanicMode, Runtime, observer};
 
 /// The address if none is set: Go's custom.
@@ -24,6 +25,10 @@ const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(100);
 const PAUSE_AT_STOP: Duration = Duration::from_millis(1);
 /// How long a client that finds too many connections may take to read the answer.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// How often, and after which pauses, it is checked whether a connection that was closed in favour
+/// of a new one has ended.
+const ROOM_ATTEMPTS: u32 = 100;
+const ROOM_PAUSE: Duration = Duration::from_millis(1);
 /// Symbols are resolved on these stacks.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -87,11 +92,6 @@ struct Shared {
 enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
-}
-
-enum Connection {
-    Tcp(TcpStream),
-    Unix(UnixStream),
 }
 
 impl Server {
@@ -182,7 +182,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Sets how many connections may be open at the same time. Defaults to 64.
+    /// Sets how many connections may be open at the same time. Defaults to 64. Before one more is
+    /// refused, a connection without a request, or one whose client reads slowly, is closed.
     pub fn max_connections(mut self, n: usize) -> ServerBuilder {
         self.limits.connections = n;
         self
@@ -305,14 +306,13 @@ impl Shared {
     }
 
     fn serve_in_goroutine(self: &Arc<Shared>, number: u64, connection: Connection) {
+        if !self.make_room() {
+            refuse(&connection);
+            return;
+        }
         let connection = Arc::new(connection);
         {
             let mut connections = self.connections();
-            if connections.len() >= self.limits.connections {
-                drop(connections);
-                connection.refuse();
-                return;
-            }
             connections.insert(number, connection.clone());
             // `stop` closes the connections that it finds here, after it has set this.
             if self.kept.is_stopping.load(Ordering::SeqCst) {
@@ -323,7 +323,9 @@ impl Shared {
         let shared = self.clone();
         let serve = move || {
             let _listed = Listed { shared: &shared, number };
-            connection.serve(&shared);
+            _ = http::serve(&connection, shared.limits, |request| {
+                shared.answer(request, &connection)
+            });
         };
         let builder = Builder::new().stack_size(STACK_BYTES).panic(PanicMode::Unwind);
         if builder.go(serve).is_err() {
@@ -332,23 +334,58 @@ impl Shared {
         }
     }
 
-    fn answer(&self, request: &Request, transport: Transport) -> Response {
-        if let Err(refusal) = self.access.check(request, transport) {
+    /// Makes room for one more connection: if there are too many, closes the one that comes first in
+    /// [`Connection::closing_order`]. Returns whether there is room.
+    fn make_room(&self) -> bool {
+        let has_room = || self.connections().len() < self.limits.connections;
+        if has_room() {
+            return true;
+        }
+        // The requests that have arrived are received first.
+        trefoil::yield_now();
+        let first = {
+            let connections = self.connections();
+            let ordered = connections.values().filter_map(|it| Some((it.closing_order()?, it)));
+            ordered.min_by_key(|(order, _)| *order).map(|(_, connection)| connection.clone())
+        };
+        if !first.is_some_and(|first| first.close_unless_answering()) {
+            return has_room();
+        }
+        // Its goroutine ends, and closes the descriptor.
+        for _ in 0..ROOM_ATTEMPTS {
+            trefoil::time::sleep(ROOM_PAUSE);
+            if has_room() {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn answer(&self, request: &Request, client: &Connection) -> Response {
+        if let Err(refusal) = self.access.check(request, client.transport) {
             return refusal;
         }
-        catch_unwind(AssertUnwindSafe(|| routes::answer(request, &self.kept)))
+        catch_unwind(AssertUnwindSafe(|| routes::answer(request, client, &self.kept)))
             .unwrap_or_else(|_| Response::error(500, "the server has a bug: see stderr"))
     }
+}
+
+/// Tells the client that there are too many connections. The caller drops this one.
+fn refuse(connection: &Connection) {
+    let text =
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    _ = connection.send_all(text, Instant::now() + REFUSAL_TIME);
 }
 
 impl Listener {
     /// Returns the next connection; None if it is not allowed.
     fn accept(&self) -> io::Result<Option<Connection>> {
         Ok(match self {
-            Listener::Tcp(listener) => Some(Connection::Tcp(listener.accept()?.0)),
+            Listener::Tcp(listener) => Some(Connection::new(listener.accept()?.0, Transport::Tcp)),
             Listener::Unix(listener) => {
                 let (stream, _) = listener.accept()?;
-                socket::is_allowed(&stream).then_some(Connection::Unix(stream))
+                let is_allowed = socket::is_allowed(&stream);
+                is_allowed.then(|| Connection::new(stream, Transport::Unix))
             }
         })
     }
@@ -357,42 +394,6 @@ impl Listener {
         _ = match self {
             Listener::Tcp(listener) => listener.close(),
             Listener::Unix(listener) => listener.close(),
-        };
-    }
-}
-
-impl Connection {
-    fn serve(&self, shared: &Shared) {
-        match self {
-            Connection::Tcp(stream) => {
-                http::serve(stream, shared.limits, |request| {
-                    shared.answer(request, Transport::Tcp)
-                });
-            }
-            Connection::Unix(stream) => {
-                http::serve(stream, shared.limits, |request| {
-                    shared.answer(request, Transport::Unix)
-                });
-            }
-        }
-    }
-
-    /// Tells the client that there are too many connections, and closes this one.
-    fn refuse(&self) {
-        fn tell(stream: &impl Stream) -> io::Result<()> {
-            stream.set_send_deadline(Instant::now() + REFUSAL_TIME)?;
-            stream.send(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        }
-        _ = match self {
-            Connection::Tcp(stream) => tell(stream),
-            Connection::Unix(stream) => tell(stream),
-        };
-    }
-
-    fn close(&self) {
-        _ = match self {
-            Connection::Tcp(stream) => stream.close(),
-            Connection::Unix(stream) => stream.close(),
         };
     }
 }

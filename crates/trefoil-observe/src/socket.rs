@@ -5,11 +5,16 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use trefoil::net::{UnixListener, UnixStream};
 use trefoil::observer::{has_no_listener, listen_privately, own_uid, peer_uid};
 
 /// Makes the folder if needed, and listens in it. Returns the path too.
 pub(crate) fn bind() -> io::Result<(UnixListener, PathBuf)> {
+    /// A socket exists shortly before it listens. Another server of this process that starts
+    /// meanwhile must not take it for one that was left behind.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = folder(std::env::var_os("XDG_RUNTIME_DIR"));
     prepare_folder(&folder)?;
     let path = folder.join(format!("{}.sock", std::process::id()));

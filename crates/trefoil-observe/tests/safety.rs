@@ -7,6 +7,7 @@ use common::{WithBody, alone, ask, connect, get, read_answer, settings, until, w
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+use trefoil::observer;
 use trefoil_observe::{Server, start};
 
 /// Reads until the connection ends. Returns the status of the answer, if there was one.
@@ -132,49 +133,91 @@ fn clients_that_hang_do_not_keep_others_waiting() {
 
 #[test]
 fn a_client_that_does_not_read_is_cut_off() {
-    let settings = settings().response_time(Duration::from_millis(300)).max_connections(1);
-    with_server(settings, |address| {
-        let stream = connect(address);
+    with_server(settings().response_time(Duration::from_millis(300)), |address| {
+        let mut stream = connect(address);
         let request = format!("GET / HTTP/1.1\r\nHost: {address}\r\n\r\n");
-        // More answers than the kernel keeps for a client: 20 MB.
+        let page = get(address, "/").body.len();
+        // More answers than the kernel keeps for a client: 20 MB. The last requests are not sent if
+        // the server closes the connection before.
         let mut writer = stream.try_clone().unwrap();
         let sending =
             trefoil::go(move || (0..1000).all(|_| writer.write_all(request.as_bytes()).is_ok()));
-        // The only connection becomes free.
-        until("the server waits for the client", || {
-            let mut other = connect(address);
-            write!(
-                other,
-                "GET /api/state HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-            )
-            .ok()?;
-            let mut head = [0; 12];
-            other.read_exact(&mut head).ok()?;
-            (&head == b"HTTP/1.1 200").then_some(())
-        });
-        stream.shutdown(Shutdown::Both).ok();
+        // Ends when the server has closed the connection, or when all was received.
+        until("the server waits for the client", || observer::has_hung_up(&stream).then_some(()));
+        let mut all = Vec::new();
+        _ = stream.read_to_end(&mut all);
+        assert!(all.len() < 1000 * page, "all was sent");
         _ = sending.join();
     });
 }
 
+/// Asks for a recording of two minutes, and waits until it has begun.
+fn record_for_two_minutes(address: SocketAddr) -> TcpStream {
+    let mut stream = connect(address);
+    write!(stream, "GET /snapshot?seconds=120 HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    until("nothing is recorded", || observer::is_recording().then_some(()));
+    stream
+}
+
 #[test]
-fn connections_above_the_limit_are_refused() {
-    with_server(settings().max_connections(3), |address| {
-        let mut open: Vec<TcpStream> = Vec::new();
-        for _ in 0..3 {
-            let mut stream = connect(address);
-            write!(stream, "GET /nothing HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
-            assert_eq!(read_answer(&mut stream, WithBody::Yes).unwrap().status, 404);
-            open.push(stream);
-        }
+fn connections_above_the_limit_are_refused_if_all_are_busy() {
+    with_server(settings().max_connections(1), |address| {
+        let busy = record_for_two_minutes(address);
         assert_eq!(read_to_end(&mut connect(address)), Some(503));
-        open.pop();
+        drop(busy);
         until("the place is not free again", || {
             let mut stream = connect(address);
             write!(stream, "GET /nothing HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")
                 .ok()?;
             read_to_end(&mut stream).filter(|status| *status == 404)
         });
+    });
+}
+
+#[test]
+fn clients_that_do_nothing_do_not_keep_others_out() {
+    with_server(settings().max_connections(3), |address| {
+        let mut silent = connect(address);
+        let mut kept_alive = connect(address);
+        write!(kept_alive, "GET /nothing HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+        assert_eq!(read_answer(&mut kept_alive, WithBody::Yes).unwrap().status, 404);
+        let mut incomplete = connect(address);
+        incomplete.write_all(b"GET / HT").unwrap();
+        // Each of them needs a connection; none keeps it.
+        assert_eq!(get(address, "/nothing").status, 404);
+        until("it is not closed", || observer::has_hung_up(&silent).then_some(()));
+        assert!(!observer::has_hung_up(&kept_alive), "one was enough");
+        assert_eq!(read_to_end(&mut silent), None);
+        for _ in 0..10 {
+            assert_eq!(get(address, "/nothing").status, 404);
+        }
+    });
+}
+
+#[test]
+fn a_client_that_has_gone_does_not_collect_any_more() {
+    with_server(settings(), |address| {
+        let mut recording = record_for_two_minutes(address);
+        // Something that is not received before the end is seen.
+        recording.write_all(b"GET").unwrap();
+        drop(recording);
+        until("it still records", || {
+            (get(address, "/snapshot?seconds=0").status == 200).then_some(())
+        });
+        let is_profiling = || {
+            let other = trefoil::profile::Cpu::start(100);
+            matches!(other, Err(trefoil::profile::Error::AlreadyRunning))
+        };
+        let profiling = until("it does not profile", || {
+            let mut stream = connect(address);
+            let path = "/debug/pprof/profile?seconds=120";
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+            // If not, the check before may have been in its way.
+            is_profiling().then_some(stream)
+        });
+        drop(profiling);
+        until("it still profiles", || (!is_profiling()).then_some(()));
     });
 }
 
@@ -277,7 +320,7 @@ fn is_listening(address: SocketAddr) -> bool {
 }
 
 #[test]
-fn only_few_large_answers_exist_at_the_same_time() {
+fn clients_that_read_slowly_lose_their_place_to_others() {
     // With many goroutines, each in many calls, a dump is larger than what the kernel keeps for a
     // client.
     #[inline(never)]
@@ -294,7 +337,8 @@ fn only_few_large_answers_exist_at_the_same_time() {
             let rx = rx.clone();
             trefoil::go(move || wait_deep_in_calls(60, &rx));
         }
-        let dump = |address| {
+        // Clients that read the beginning only.
+        let slow = [(); 2].map(|()| {
             let mut stream = connect(address);
             write!(
                 stream,
@@ -303,25 +347,30 @@ fn only_few_large_answers_exist_at_the_same_time() {
             .unwrap();
             let mut head = [0; 12];
             stream.read_exact(&mut head).unwrap();
-            (stream, String::from_utf8_lossy(&head)[9..].parse::<u16>().unwrap())
-        };
-        // Clients that read the beginning only.
-        let (first, status) = dump(address);
-        assert_eq!(status, 200);
-        let (mut second, status) = dump(address);
-        assert_eq!(status, 200);
-        let answer = get(address, "/debug/pprof/goroutine?debug=2");
-        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
-        assert_eq!(get(address, "/api/state").status, 200, "a small answer");
-        // One has read its answer, one has gone: both places are free.
-        drop(first);
-        let rest = std::io::copy(&mut (&mut second).take(1 << 20), &mut std::io::sink());
-        assert_eq!(rest.unwrap(), 1 << 20, "the dump was not large");
-        drop(second);
-        let streams = [(); 2].map(|()| {
-            until("no place is free", || Some(dump(address)).filter(|(_, status)| *status == 200))
+            assert_eq!(&head, b"HTTP/1.1 200");
+            stream
         });
-        drop(streams);
+        assert_eq!(get(address, "/api/state").status, 200, "a small answer");
+        // It is refused if the others keep their places until it has waited for 5 s.
+        let answer = until("no place is free", || {
+            let answer = get(address, "/debug/pprof/goroutine?debug=2");
+            match answer.status {
+                200 => Some(answer),
+                // On a busy machine.
+                _ => {
+                    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+                    None
+                }
+            }
+        });
+        let was_cut_off = |mut stream: TcpStream| {
+            let mut rest = Vec::new();
+            match stream.read_to_end(&mut rest) {
+                Err(e) => e.kind() == ErrorKind::ConnectionReset,
+                Ok(_) => rest.len() < answer.body.len(),
+            }
+        };
+        assert!(slow.into_iter().any(was_cut_off), "both got the whole answer");
     });
 }
 

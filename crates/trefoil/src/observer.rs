@@ -21,7 +21,7 @@ use crate::sys::syscalls::{self, Errno};
 use socket2::SockAddr;
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -116,6 +116,15 @@ pub fn is_recording() -> bool {
 /// The kernel's, for a descriptor that is no Unix socket.
 pub fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(syscalls::peer_credentials(socket.as_fd())?.uid)
+}
+
+/// Returns whether the other end of a socket has closed it, or its side of it, also if not all was
+/// received that it has sent before. Does not wait.
+pub fn has_hung_up(socket: impl AsFd) -> bool {
+    let fd = socket.as_fd().as_raw_fd();
+    let mut list = [libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 }];
+    // Reported without being asked for: `POLLHUP` and `POLLERR`.
+    syscalls::poll_now(&mut list) == Ok(1)
 }
 
 /// Listens at a path that does not exist. The socket has the mode 0600 from the start.

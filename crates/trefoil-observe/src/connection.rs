@@ -1,0 +1,186 @@
+//! The connection of one client: its socket, and what its goroutine does.
+//!
+//! | phase | may be closed in favour of a new connection |
+//! |---|---|
+//! | `Receives`: waits for a request, or for the rest of one | yes |
+//! | `Answers`: collects, or makes the answer | no |
+//! | `Waits`: for the client to read, or for a permit (`large_answer.rs`) | if no connection receives |
+//! | `Closed` | |
+//!
+//! The connection whose client has had the longest time since its last answer is closed first. So
+//! clients that do nothing, send slowly or do not read keep no other client out. A connection that
+//! was closed cannot enter `Answers`: no request is carried out whose answer could not be sent.
+
+use crate::access::Transport;
+use crate::large_answer::{CHECK_INTERVAL, Permit, Progress};
+use std::io::{self, Read, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use trefoil::observer;
+
+/// A connection that waits is closed only if the last answer before was sent so long ago.
+const WAIT_TIME: Duration = Duration::from_secs(2);
+
+/// What is needed of a socket.
+pub(crate) trait Stream: Send + Sync {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize>;
+    /// Sends a part of `bytes`. Returns its length.
+    fn send(&self, bytes: &[u8]) -> io::Result<usize>;
+    fn set_receive_deadline(&self, deadline: Instant) -> io::Result<()>;
+    fn set_send_deadline(&self, deadline: Instant) -> io::Result<()>;
+    fn has_hung_up(&self) -> bool;
+    /// Makes all calls fail, also those that are under way.
+    fn close(&self);
+}
+
+macro_rules! impl_stream {
+    ($type:ty) => {
+        impl Stream for $type {
+            fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+                (&mut &*self).read(buffer)
+            }
+
+            fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+                (&mut &*self).write(bytes)
+            }
+
+            fn set_receive_deadline(&self, deadline: Instant) -> io::Result<()> {
+                self.set_read_deadline(Some(deadline))
+            }
+
+            fn set_send_deadline(&self, deadline: Instant) -> io::Result<()> {
+                self.set_write_deadline(Some(deadline))
+            }
+
+            fn has_hung_up(&self) -> bool {
+                observer::has_hung_up(self)
+            }
+
+            fn close(&self) {
+                _ = <$type>::close(self);
+            }
+        }
+    };
+}
+
+impl_stream!(trefoil::net::TcpStream);
+impl_stream!(trefoil::net::UnixStream);
+
+pub(crate) struct Connection {
+    stream: Box<dyn Stream>,
+    pub(crate) transport: Transport,
+    state: Mutex<State>,
+}
+
+struct State {
+    phase: Phase,
+    /// When the client connected, or when all requests that had been received were answered.
+    idle_at: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Phase {
+    Receives,
+    Answers,
+    Waits,
+    Closed,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: impl Stream + 'static, transport: Transport) -> Connection {
+        let state = State { phase: Phase::Receives, idle_at: Instant::now() };
+        Connection { stream: Box::new(stream), transport, state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the phase.
+    ///
+    /// # Errors
+    /// The connection was closed in favour of another one.
+    pub(crate) fn enter(&self, phase: Phase) -> io::Result<()> {
+        let mut state = self.state();
+        if state.phase == Phase::Closed {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        state.phase = phase;
+        Ok(())
+    }
+
+    /// Notes that all requests that were received have been answered.
+    pub(crate) fn set_idle(&self) {
+        self.state().idle_at = Instant::now();
+    }
+
+    /// Waits for bytes.
+    pub(crate) fn receive(&self, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        self.stream.set_receive_deadline(deadline)?;
+        self.stream.receive(buffer)
+    }
+
+    /// Sends all of `bytes` before the deadline.
+    pub(crate) fn send_all(&self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
+        self.stream.set_send_deadline(deadline)?;
+        while !bytes.is_empty() {
+            bytes = &bytes[self.stream.send(bytes)?..];
+        }
+        Ok(())
+    }
+
+    /// As `send_all`. Fails if the client reads slowly and another request needs the permit.
+    pub(crate) fn send_large(
+        &self,
+        mut bytes: &[u8],
+        deadline: Instant,
+        permit: &Permit,
+    ) -> io::Result<()> {
+        let mut progress = Progress::new();
+        while !bytes.is_empty() {
+            if permit.is_revoked(&progress) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_send_deadline(deadline.min(Instant::now() + CHECK_INTERVAL))?;
+            let sent = match self.stream.send(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::TimedOut && Instant::now() < deadline => 0,
+                other => other?,
+            };
+            progress.add(sent);
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    /// Returns whether the client has closed the connection or its side of it, or the server has.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        self.stream.has_hung_up()
+    }
+
+    /// Returns a key that is smaller for a connection that should be closed earlier; None if it
+    /// must not be closed.
+    pub(crate) fn closing_order(&self) -> Option<(Phase, Instant)> {
+        let State { phase, idle_at } = *self.state();
+        let may_be_closed = match phase {
+            Phase::Receives => true,
+            Phase::Waits => idle_at.elapsed() > WAIT_TIME,
+            Phase::Answers | Phase::Closed => false,
+        };
+        may_be_closed.then_some((phase, idle_at))
+    }
+
+    /// Closes it, unless a request is being answered. Returns whether it did.
+    pub(crate) fn close_unless_answering(&self) -> bool {
+        let mut state = self.state();
+        let closes = matches!(state.phase, Phase::Receives | Phase::Waits);
+        if closes {
+            state.phase = Phase::Closed;
+            self.stream.close();
+        }
+        closes
+    }
+
+    pub(crate) fn close(&self) {
+        self.stream.close();
+    }
+}
