@@ -90,6 +90,8 @@ pub(crate) struct M {
     pub(crate) preempt_deferrals: AtomicU32,
     /// The slice (`P::tick`) in which `preempt_deferrals` were counted.
     pub(crate) deferrals_tick: Cell<u32>,
+    /// When the first of `preempt_deferrals` was counted.
+    pub(crate) deferred_since: Cell<Nanos>,
     /// While the runtime stops: when the thread has used this much CPU time, a signal may stop the
     /// running goroutine. 0 until that time is determined (`shutdown.rs`).
     pub(crate) grace_until: Cell<Nanos>,
@@ -237,6 +239,7 @@ impl M {
             spinning: Cell::new(false),
             preempt_deferrals: AtomicU32::new(0),
             deferrals_tick: Cell::new(0),
+            deferred_since: Cell::new(0),
             grace_until: Cell::new(0),
             in_allocator: AtomicBool::new(false),
             is_starting: Cell::new(true),

@@ -227,9 +227,11 @@ pub(crate) struct Sched {
     pub(crate) promised: AtomicU32,
     /// Ms that run a goroutine without a P.
     pub(crate) ms_without_p: AtomicU32,
+    /// Goroutines that are locked to an M.
+    pub(crate) locked_goroutines: AtomicU32,
     /// The number of Ps follows the number of CPUs. `set_procs` clears it.
     pub(crate) follows_cpus: AtomicBool,
-    /// How many times a signal has stopped a goroutine that had a P.
+    /// How many times a signal has stopped a goroutine.
     pub(crate) preemptions: AtomicU64,
     /// How many signals were sent to stop a goroutine.
     pub(crate) signals: AtomicU64,
@@ -308,6 +310,7 @@ impl Sched {
             promised: AtomicU32::new(0),
             waiting_holders: AtomicU32::new(0),
             ms_without_p: AtomicU32::new(0),
+            locked_goroutines: AtomicU32::new(0),
             follows_cpus: AtomicBool::new(config.follow_cpus),
             preemptions: AtomicU64::new(0),
             signals: AtomicU64::new(0),

@@ -230,6 +230,11 @@ impl RunList {
         self.pop_front()?.goroutine()
     }
 
+    /// Returns whether `wanted` returns true for any of them.
+    pub(crate) fn any(&self, wanted: impl Fn(Runnable) -> bool) -> bool {
+        std::iter::successors(self.head, |item| item.head().link.get()).any(wanted)
+    }
+
     /// Takes out the first one for which `wanted` returns true.
     pub(crate) fn remove_first(&mut self, wanted: impl Fn(Runnable) -> bool) -> Option<Runnable> {
         let mut before = RunList::new();

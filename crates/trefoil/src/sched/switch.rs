@@ -674,7 +674,7 @@ fn exit(rt: Rt, g: &'static G) -> Exited {
 fn complete_join(rt: Rt, g: &'static G) -> (Rt, Stack) {
     let stack = take_stack(g);
     if g.locked.get().is_some() {
-        locked::unlock_at_end(g);
+        locked::unlock_at_end(rt.sched(), g);
     }
     bump(&rt.p().counters.ended, 1);
     if let Some(simulation) = &rt.sched().simulation {

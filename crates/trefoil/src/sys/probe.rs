@@ -80,7 +80,11 @@ impl File {
         write!(&mut path[..], "/proc/self/task/{tid}/{name}\0").ok()?;
         let path = CStr::from_bytes_until_nul(&path).ok()?;
         let fd = ManuallyDrop::new(syscalls::open_to_read(path).ok()?);
-        let identity = syscalls::identity(fd.as_fd()).ok()?;
+        let Ok(identity) = syscalls::identity(fd.as_fd()) else {
+            // SAFETY: our own descriptor, which is not used after this.
+            unsafe { syscalls::close(fd.as_raw_fd()) };
+            return None;
+        };
         Some(File { source, fd, identity })
     }
 

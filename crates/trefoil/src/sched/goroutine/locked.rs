@@ -12,8 +12,10 @@
 //!
 //! If no other M is free or runs unlocked goroutines, and maybe none can be started, none could take
 //! the goroutine from a queue. So a locked goroutine that yields or is preempted then keeps its M
-//! and its P ([`keep_without_spare`]). One that parks needs another M: the kernel, or the program's
-//! limit, may refuse it, and then the goroutine goes on when one of the other Ms is free.
+//! and its P ([`keep_without_spare`]), unless another locked goroutine waits. And if a P gets no M,
+//! because the kernel or the program's limit refuses more threads, the M of a locked goroutine that
+//! waits in a global queue gets it (`Sched::return_ps_that_get_no_m`). If all locked goroutines are
+//! parked then, their Ms serve timers and descriptors, so that they are woken ([`wait_for_g`]).
 //!
 //! `flag::LOCKED` on the P disables the fast path of `switch.rs`: a locked goroutine never switches
 //! to another one directly. If a goroutine ends while it is locked, its thread ends too, because
@@ -26,16 +28,24 @@ use crate::sched::Sched;
 use crate::sched::g::G;
 use crate::sched::m::{M, OwnContext, Rt, UnfinishedSwitch};
 use crate::sched::p::{P, flag};
+use crate::sched::queues::central::Central;
+use crate::sched::search::find;
 use crate::sched::search::wait_for_p::SHUTDOWN_PARK_NANOS;
 use crate::sched::wait::timers;
-use crate::sys::clock::{NEVER, now};
+use crate::sys::clock::{NEVER, Nanos, now};
 use std::sync::atomic::Ordering;
+
+/// How long such an M sleeps at least and at most if no other M is left. Go's sysmon polls
+/// descriptors after 10 ms as well, if no other thread has.
+const LAST_RESORT_NANOS: [Nanos; 2] = [1_000_000, 10_000_000];
 
 /// Locks the running goroutine to its M. Calls nest.
 pub(crate) fn lock(rt: Rt) {
     let (m, g) = (rt.m(), rt.g());
     g.lock_depth.set(g.lock_depth.get() + 1);
-    g.locked.set(Some(m));
+    if g.locked.replace(Some(m)).is_none() {
+        rt.sched().locked_goroutines.fetch_add(1, Ordering::Relaxed);
+    }
     m.locked.set(Some(g));
     mark(m, rt.p());
 }
@@ -48,6 +58,7 @@ pub(crate) fn unlock(rt: Rt) {
     if depth == 0 {
         g.locked.set(None);
         m.locked.set(None);
+        rt.sched().locked_goroutines.fetch_sub(1, Ordering::Relaxed);
         rt.p().flags.fetch_and(!flag::LOCKED, Ordering::Relaxed);
     }
 }
@@ -61,7 +72,8 @@ pub(crate) fn mark(m: &M, p: &P) {
 
 /// Unlocks a goroutine that ends. `m.locked` stays, so the M's thread ends when it is back on its
 /// own context: there [`wait_for_g`] returns false.
-pub(crate) fn unlock_at_end(g: &G) {
+pub(crate) fn unlock_at_end(sched: &Sched, g: &G) {
+    sched.locked_goroutines.fetch_sub(1, Ordering::Relaxed);
     g.locked.set(None);
     g.lock_depth.set(0);
 }
@@ -76,11 +88,11 @@ pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
         return None;
     }
     let is_asked_to_end = p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0;
-    let serves_queues = |other: &P| {
-        let is_locked = other.flags.load(Ordering::Relaxed) & flag::LOCKED != 0;
-        !std::ptr::eq(other, p) && other.holder().is_some() && !is_locked
-    };
-    if is_asked_to_end || !sched.has_no_spare() || sched.all_ps().any(serves_queues) {
+    if is_asked_to_end || !sched.has_no_spare() || sched.has_m_for_queues(Some(p)) {
+        return None;
+    }
+    // Otherwise that goroutine would never run.
+    if sched.has_locked_global() {
         return None;
     }
     match m.unfinished_switch.replace(UnfinishedSwitch::None) {
@@ -103,10 +115,12 @@ pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
 }
 
 /// Sleeps, on the M's own context, until `g`, which is locked to this M, is to run. Returns false
-/// if `g` has ended or the runtime is drained.
+/// if `g` has ended or the runtime is drained. If no other M is left that could wake goroutines, this
+/// one does so from time to time.
 pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
     let (m, sched) = (rt.m(), rt.sched());
     let ended = !g.locked.get().is_some_and(|locked_m| std::ptr::eq(locked_m, m));
+    let mut serves_at = NEVER;
     loop {
         let mut central = sched.central.lock();
         let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
@@ -119,6 +133,9 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
         if handed.is_none() && !over && !m.listed.get() {
             central.push_locked_m(m);
         }
+        let serves_now = handed.is_none() && !over && now() >= serves_at;
+        let idle_p = if serves_now { sched.take_idle_p(&mut central) } else { None };
+        serves_at = sched.last_resort_at(&central);
         drop(central);
         if let Some(wake) = wake {
             wake.deliver();
@@ -131,8 +148,13 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
         if over {
             return false;
         }
+        if let Some(p) = idle_p {
+            find::ready_due(rt.set_p(p));
+            // Then the P is handed off: this M runs only its own goroutine.
+            continue;
+        }
         let stopping = sched.stopping.load(Ordering::Relaxed);
-        m.parker.park_until(if stopping { now() + SHUTDOWN_PARK_NANOS } else { NEVER });
+        m.parker.park_until(if stopping { now() + SHUTDOWN_PARK_NANOS } else { serves_at });
     }
 }
 
@@ -156,6 +178,27 @@ pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, locked_m: &'static M) {
 }
 
 impl Sched {
+    /// Returns whether an M runs goroutines that are not locked to it, on another P than `except`.
+    fn has_m_for_queues(&self, except: Option<&P>) -> bool {
+        self.all_ps().any(|p| {
+            let is_locked = p.flags.load(Ordering::Relaxed) & flag::LOCKED != 0;
+            !except.is_some_and(|except| std::ptr::eq(except, p))
+                && p.holder().is_some()
+                && !is_locked
+        })
+    }
+
+    /// Under the lock: returns when an M that waits for its locked goroutine must serve timers and
+    /// descriptors: `NEVER` as long as another M does. (The helper thread keeps a spare M if it can.)
+    fn last_resort_at(&self, central: &Central) -> Nanos {
+        let has_others = central.spares() + central.starting > 0 || self.has_m_for_queues(None);
+        if has_others || self.simulation.is_some() || self.stopping.load(Ordering::Relaxed) {
+            return NEVER;
+        }
+        let [earliest, latest] = LAST_RESORT_NANOS.map(|nanos| now() + nanos);
+        self.next_timer().clamp(earliest, latest)
+    }
+
     /// Returns the M on which `g` must run, or None if it may run on `m`.
     pub(crate) fn locked_m_of(&self, g: &G, m: &M) -> Option<&'static M> {
         g.locked.get().filter(|locked_m| !std::ptr::eq(*locked_m, m))

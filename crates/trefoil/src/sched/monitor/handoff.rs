@@ -50,7 +50,7 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::probe::{self, ThreadProbe, ThreadState};
 use std::cell::Cell;
 use std::ptr::null_mut;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Ms without a P that sysmon checks per round.
 const PROBES_PER_ROUND: usize = 8;
@@ -71,12 +71,15 @@ pub(crate) struct WithoutP {
     next: Cell<Option<&'static M>>,
     prev: Cell<Option<&'static M>>,
     listed: Cell<bool>,
-    /// The thread's CPU time at the last check that found it blocked.
+    /// The thread's CPU time at the last check that found it blocked. Of sysmon.
     cpu: Cell<u64>,
     /// When the M lost its P.
     since: Cell<Nanos>,
     /// It blocks unannounced, and nobody has noticed that it does so for long.
     is_unnoticed: Cell<bool>,
+    /// sysmon has asked the goroutine to stop since the M lost its P. The signal handler reads it
+    /// without the lock.
+    asked_to_preempt: AtomicBool,
 }
 
 impl WithoutP {
@@ -88,7 +91,14 @@ impl WithoutP {
             cpu: Cell::new(0),
             since: Cell::new(0),
             is_unnoticed: Cell::new(false),
+            asked_to_preempt: AtomicBool::new(false),
         }
+    }
+
+    /// Returns whether sysmon has asked the goroutine, which runs without a P, to stop.
+    /// Async-signal-safe.
+    pub(crate) fn is_asked_to_preempt(&self) -> bool {
+        self.asked_to_preempt.load(Ordering::Relaxed)
     }
 }
 
@@ -158,7 +168,11 @@ pub(crate) fn reacquire_p(entered: EnteredRuntime) -> Rt {
 /// other goroutines run there first: the M may be the only one that is free for them.
 pub(crate) fn preempt_without_p(entered: EnteredRuntime) -> Rt {
     match try_reacquire_p(entered) {
-        Some(rt) => switch::preempt(rt),
+        Some(rt) => {
+            // Otherwise the next search might begin with this goroutine, as stopped in libc.
+            rt.p().last_was_out_of_turn.set(true);
+            switch::preempt(rt)
+        }
         None => switch::requeue_without_p(entered),
     }
 }
@@ -226,6 +240,7 @@ impl Sched {
         m.hold.store(RETAKEN, Ordering::Relaxed);
         m.without_p.since.set(now());
         m.without_p.is_unnoticed.set(false);
+        m.without_p.asked_to_preempt.store(false, Ordering::Relaxed);
         // They were counted in a slice that ends here.
         m.preempt_deferrals.store(0, Ordering::Relaxed);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
@@ -343,23 +358,37 @@ impl Sched {
             return false;
         }
         let mut signalled = false;
-        let mut central = self.central.lock();
-        let mut first_checked: Option<&'static M> = None;
-        for _ in 0..PROBES_PER_ROUND {
-            let Some(m) = central.without_p.first else { break };
-            if first_checked.is_some_and(|first| std::ptr::eq(first, m)) {
-                break;
+        for m in self.next_ms_without_p().into_iter().flatten() {
+            // Without the lock: it takes system calls, and others need the lock.
+            if !is_computing_without_p(m) {
+                continue;
             }
-            first_checked.get_or_insert(m);
-            central.without_p.remove(m);
-            central.without_p.push(m);
-            self.notice_if_blocked_long(m);
-            if is_computing_without_p(m) {
+            let central = self.central.lock();
+            if m.without_p.listed.get() {
+                m.without_p.asked_to_preempt.store(true, Ordering::Relaxed);
                 signal(m);
                 signalled = true;
             }
+            drop(central);
         }
         signalled
+    }
+
+    /// Returns the Ms without a P whose last check is longest ago.
+    fn next_ms_without_p(&self) -> [Option<&'static M>; PROBES_PER_ROUND] {
+        let mut chosen: [Option<&'static M>; PROBES_PER_ROUND] = [None; PROBES_PER_ROUND];
+        let mut central = self.central.lock();
+        for i in 0..PROBES_PER_ROUND {
+            let Some(m) = central.without_p.first else { break };
+            if chosen[0].is_some_and(|first| std::ptr::eq(first, m)) {
+                break;
+            }
+            chosen[i] = Some(m);
+            central.without_p.remove(m);
+            central.without_p.push(m);
+            self.notice_if_blocked_long(m);
+        }
+        chosen
     }
 }
 
@@ -382,7 +411,7 @@ fn judge(found: ThreadState, m: &M, run_nanos: Nanos, central: &Central) -> Thre
 }
 
 /// Returns whether `m`, which has no P, has used enough CPU time since its last block to be
-/// preempted. Under the lock.
+/// preempted. Only for sysmon.
 fn is_computing_without_p(m: &M) -> bool {
     let tid = m.tid.load(Ordering::Relaxed);
     let cpu = probe::cpu_time(tid);

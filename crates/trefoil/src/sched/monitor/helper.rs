@@ -333,14 +333,13 @@ fn try_start_threads(sched: &Arc<Sched>) -> io::Result<()> {
     }
 }
 
-/// No thread can be started, because of `e`. The running Ms will do the work of the Ps that want
-/// one; or an M that starts later, which takes an idle P if there is work.
+/// No more threads can be started, because of `e`. The running Ms will do the work of the Ps that
+/// want one; or an M that becomes idle later, which takes an idle P if there is work.
 fn give_up_threads(sched: &Sched, e: &io::Error) {
     let mut central = sched.central.lock();
-    let needed = central.has_ps_wanting_m();
-    sched.return_ps_wanting_m(&mut central);
+    let was_needed = sched.return_ps_that_get_no_m(&mut central);
     drop(central);
-    if needed {
+    if was_needed {
         sched.report_no_threads(e);
     }
 }

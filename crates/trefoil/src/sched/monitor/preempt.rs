@@ -28,7 +28,7 @@
 //! |---|---|---|
 //! | more than goroutines stopped in libc | [`MAX_DEFERRALS`] | at once |
 //! | fewer, but one at least | [`MAX_DEFERRALS_WITHOUT_RESERVE`] | at once |
-//! | none, and no M can be started | [`MAX_DEFERRALS_WITHOUT_SPARE`], never with a C lock | [`MAX_DEFERRALS`] |
+//! | none, and no M can be started | [`MAX_DEFERRALS`] in [`NANOS_WITHOUT_SPARE`], never with a C lock | [`MAX_DEFERRALS`] |
 //! | none at present | never | [`MAX_DEFERRALS`] |
 //!
 //! Code outside of libc counts as well if there is no spare M, because it may be a callback of a
@@ -53,8 +53,9 @@
 //! If no more Ms can be started, because the kernel has refused threads for a while or there are as
 //! many as the program allows, the last Ms may all run goroutines that are always in libc. They
 //! would keep the Ms for ever. So without a spare M a goroutine is stopped there as well if it
-//! holds no C lock, but only after [`MAX_DEFERRALS_WITHOUT_SPARE`]: for half a second every signal
-//! has found it in libc. That it computes for so long under one of libc's locks is improbable.
+//! holds no C lock, but only after [`NANOS_WITHOUT_SPARE`], in which every signal has found it in
+//! libc. That it computes for so long under one of libc's locks is improbable. (A number of signals
+//! alone would be no measure: a thread that has no CPU gets one at a time.)
 //!
 //! A goroutine in `dlopen` or `dlclose` holds locks of the loader in whatever code it is. It counts
 //! as the holder of a C lock (`interpose/dlopen.rs`).
@@ -79,6 +80,7 @@ use crate::sched::p::P;
 use crate::sched::queues::central::Central;
 use crate::sched::record;
 use crate::sched::switch;
+use crate::sys::clock::{Nanos, now};
 use crate::sys::raw::syscall;
 use crate::sys::{lock, signal};
 use std::ops::Range;
@@ -90,8 +92,8 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 const MAX_DEFERRALS: u32 = 48;
 /// The same, if there are no more spare Ms than goroutines stopped in libc.
 const MAX_DEFERRALS_WITHOUT_RESERVE: u32 = 4 * MAX_DEFERRALS;
-/// The same, if there is no spare M, and no M can be started.
-const MAX_DEFERRALS_WITHOUT_SPARE: u32 = 5_000;
+/// For how long it is deferred at least if there is no spare M, and no M can be started.
+const NANOS_WITHOUT_SPARE: Nanos = 500_000_000;
 /// The same, in a runtime that shuts down.
 const MAX_DEFERRALS_IN_SHUTDOWN: u32 = 1_000;
 /// The most spare Ms that are kept for goroutines stopped in libc.
@@ -421,8 +423,12 @@ fn check_interruptible(m: &M, g: &G, context: &libc::ucontext_t) -> Result<(), P
 /// Checks that sysmon has asked the goroutine that runs on `m` to stop; and, in a runtime that
 /// shuts down, that the goroutine may stop for ever.
 fn check_request(m: &M, stopping: bool) -> Result<(), PreemptRefusal> {
-    let without_p = m.hold.load(Ordering::Relaxed) == RETAKEN;
-    if !without_p && !m.p.get().is_some_and(P::is_asked_to_preempt) {
+    let is_asked = match m.hold.load(Ordering::Relaxed) {
+        // Not inside `blocking`, for example.
+        RETAKEN => m.without_p.is_asked_to_preempt(),
+        _ => m.p.get().is_some_and(P::is_asked_to_preempt),
+    };
+    if !is_asked {
         return Err(PreemptRefusal::RequestExpired);
     }
     if stopping { may_stop_for_ever(m) } else { Ok(()) }
@@ -447,17 +453,40 @@ fn is_in_library(pc: usize) -> bool {
     })
 }
 
-/// Counts a deferral in the present slice. Returns their number. All that the goroutine computes
-/// without a P counts as one slice.
-fn count_deferral(m: &M) -> u32 {
+/// The deferrals in a slice.
+#[derive(Clone, Copy)]
+struct Deferrals {
+    count: u32,
+    /// The time since the first one.
+    nanos: Nanos,
+}
+
+impl Deferrals {
+    /// Returns those of the goroutine that runs on `m`.
+    fn of(m: &M) -> Deferrals {
+        let count = m.preempt_deferrals.load(Ordering::Relaxed);
+        Deferrals { count, nanos: now().saturating_sub(m.deferred_since.get()) }
+    }
+
+    /// Returns whether the goroutine was in libc for so long that it may stop without a spare M.
+    fn are_for_long(self) -> bool {
+        self.count >= MAX_DEFERRALS && self.nanos >= NANOS_WITHOUT_SPARE
+    }
+}
+
+/// Counts a deferral in the present slice. All that the goroutine computes without a P counts as
+/// one slice.
+fn count_deferral(m: &M) -> Deferrals {
     // Relaxed: written by this thread, and by sysmon while this thread is blocked.
     let p = m.p.get().filter(|_| m.hold.load(Ordering::Relaxed) != RETAKEN);
     let tick = p.map_or(m.deferrals_tick.get(), |p| p.tick.load(Ordering::Relaxed));
     let same_slice = m.deferrals_tick.replace(tick) == tick;
     let before = if same_slice { m.preempt_deferrals.load(Ordering::Relaxed) } else { 0 };
-    let deferrals = before.saturating_add(1);
-    m.preempt_deferrals.store(deferrals, Ordering::Relaxed);
-    deferrals
+    if before == 0 {
+        m.deferred_since.set(now());
+    }
+    m.preempt_deferrals.store(before.saturating_add(1), Ordering::Relaxed);
+    Deferrals::of(m)
 }
 
 /// The spare Ms, if one more goroutine stops in libc.
@@ -484,16 +513,16 @@ struct StopSite {
 impl StopSite {
     /// Checks whether the goroutine, which is in a library or without a spare M, was deferred often
     /// enough in this slice to be stopped all the same.
-    fn check_deferrals(self, deferrals: u32) -> Result<(), PreemptRefusal> {
-        let limit = match self.spares {
-            _ if self.stopping => Some(MAX_DEFERRALS_IN_SHUTDOWN),
-            _ if !self.in_library => Some(MAX_DEFERRALS),
-            Spares::Enough => Some(MAX_DEFERRALS),
-            Spares::Few => Some(MAX_DEFERRALS_WITHOUT_RESERVE),
-            Spares::NoneForLong => Some(MAX_DEFERRALS_WITHOUT_SPARE),
-            Spares::None => None,
+    fn check_deferrals(self, deferrals: Deferrals) -> Result<(), PreemptRefusal> {
+        let is_enough = match self.spares {
+            _ if self.stopping => deferrals.count >= MAX_DEFERRALS_IN_SHUTDOWN,
+            _ if !self.in_library => deferrals.count >= MAX_DEFERRALS,
+            Spares::Enough => deferrals.count >= MAX_DEFERRALS,
+            Spares::Few => deferrals.count >= MAX_DEFERRALS_WITHOUT_RESERVE,
+            Spares::NoneForLong => deferrals.are_for_long(),
+            Spares::None => false,
         };
-        if limit.is_some_and(|limit| deferrals >= limit) {
+        if is_enough {
             return Ok(());
         }
         Err(if self.in_library { PreemptRefusal::InLibrary } else { PreemptRefusal::NoSpareM })
@@ -544,8 +573,7 @@ impl Sched {
         }
     }
 
-    /// Returns whether the running goroutine may stop in libc without a spare M, after very many
-    /// deferrals.
+    /// Returns whether the running goroutine may stop in libc without a spare M, after a long time.
     fn may_stop_without_spare(&self) -> bool {
         self.has_all_threads() && lock::c_locks_held() == 0
     }
@@ -586,12 +614,12 @@ impl Sched {
 
     /// Counts a goroutine that is about to stop in libc. Returns false if it must not stop now.
     fn count_stop_in_libc(&self, central: &Central, m: &M) -> bool {
-        let deferrals = m.preempt_deferrals.load(Ordering::Relaxed);
+        let deferrals = Deferrals::of(m);
         let stopped = self.stopped_in_libc.load(Ordering::Relaxed);
         let may_grow = stopped < MAX_RESERVE_MS && !self.has_all_threads();
         let awaits_reserve = lock::c_locks_held() != 0 && may_grow;
-        let may_stop = reserve_suffices(central.spares(), stopped, deferrals, awaits_reserve)
-            || (deferrals >= MAX_DEFERRALS_WITHOUT_SPARE && self.may_stop_without_spare());
+        let may_stop = reserve_suffices(central.spares(), stopped, deferrals.count, awaits_reserve)
+            || (deferrals.are_for_long() && self.may_stop_without_spare());
         if may_stop {
             self.stopped_in_libc.fetch_add(1, Ordering::Relaxed);
         }
@@ -614,36 +642,44 @@ mod tests {
     const IN_LIBC: StopSite =
         StopSite { in_library: true, spares: Spares::Enough, stopping: false };
 
+    /// So many deferrals in a short time.
+    fn quickly(count: u32) -> Deferrals {
+        Deferrals { count, nanos: 0 }
+    }
+
     #[test]
     fn goroutine_in_libc_is_stopped_after_the_deferral_limit() {
         let refused = Err(PreemptRefusal::InLibrary);
-        assert_eq!(IN_LIBC.check_deferrals(1), refused);
-        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS - 1), refused);
-        assert_eq!(IN_LIBC.check_deferrals(MAX_DEFERRALS), Ok(()));
+        assert_eq!(IN_LIBC.check_deferrals(quickly(1)), refused);
+        assert_eq!(IN_LIBC.check_deferrals(quickly(MAX_DEFERRALS - 1)), refused);
+        assert_eq!(IN_LIBC.check_deferrals(quickly(MAX_DEFERRALS)), Ok(()));
     }
 
     #[test]
     fn goroutine_in_libc_is_deferred_longer_without_a_reserve() {
         let (refused, limit) = (Err(PreemptRefusal::InLibrary), MAX_DEFERRALS_WITHOUT_RESERVE);
         let site = StopSite { spares: Spares::Few, ..IN_LIBC };
-        assert_eq!(site.check_deferrals(MAX_DEFERRALS), refused);
-        assert_eq!(site.check_deferrals(limit), Ok(()));
+        assert_eq!(site.check_deferrals(quickly(MAX_DEFERRALS)), refused);
+        assert_eq!(site.check_deferrals(quickly(limit)), Ok(()));
         let stopping = StopSite { stopping: true, ..site };
-        assert_eq!(stopping.check_deferrals(limit), refused);
-        assert_eq!(stopping.check_deferrals(MAX_DEFERRALS_IN_SHUTDOWN), Ok(()));
+        assert_eq!(stopping.check_deferrals(quickly(limit)), refused);
+        assert_eq!(stopping.check_deferrals(quickly(MAX_DEFERRALS_IN_SHUTDOWN)), Ok(()));
     }
 
     #[test]
-    fn goroutine_in_libc_is_not_stopped_without_a_spare_m() {
+    fn goroutine_in_libc_is_stopped_without_a_spare_m_only_after_a_long_time() {
+        let refused = Err(PreemptRefusal::InLibrary);
+        let (often, long) = (MAX_DEFERRALS, NANOS_WITHOUT_SPARE);
         let site = StopSite { spares: Spares::None, ..IN_LIBC };
-        assert_eq!(site.check_deferrals(u32::MAX), Err(PreemptRefusal::InLibrary));
+        assert_eq!(site.check_deferrals(Deferrals { count: u32::MAX, nanos: Nanos::MAX }), refused);
         let for_long = StopSite { spares: Spares::NoneForLong, ..IN_LIBC };
-        let limit = MAX_DEFERRALS_WITHOUT_SPARE;
-        assert_eq!(for_long.check_deferrals(limit - 1), Err(PreemptRefusal::InLibrary));
-        assert_eq!(for_long.check_deferrals(limit), Ok(()), "others would never run again");
+        assert_eq!(for_long.check_deferrals(quickly(u32::MAX)), refused);
+        assert_eq!(for_long.check_deferrals(Deferrals { count: often - 1, nanos: long }), refused);
+        let (last, ok) = (Deferrals { count: often, nanos: long }, Ok(()));
+        assert_eq!(for_long.check_deferrals(last), ok, "others would never run again");
         let user_code = StopSite { in_library: false, ..site };
-        assert_eq!(user_code.check_deferrals(1), Err(PreemptRefusal::NoSpareM));
-        assert_eq!(user_code.check_deferrals(MAX_DEFERRALS), Ok(()));
+        assert_eq!(user_code.check_deferrals(quickly(1)), Err(PreemptRefusal::NoSpareM));
+        assert_eq!(user_code.check_deferrals(quickly(MAX_DEFERRALS)), Ok(()));
     }
 
     #[test]

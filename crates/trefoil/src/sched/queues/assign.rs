@@ -173,17 +173,30 @@ impl Sched {
         Some(p)
     }
 
-    /// Under the lock, if no thread can be started or the runtime stops: empties the list of Ps
-    /// that want an M.
+    /// Under the lock, if the runtime stops: empties the list of Ps that want an M.
     pub(crate) fn return_ps_wanting_m(&self, central: &mut Central) {
         while let Some((p, spinning)) = central.pop_p_wanting_m() {
             self.return_p(central, p, Claim::from_flag(spinning)).deliver();
         }
     }
 
+    /// Under the lock, if no more threads can be started: takes Ps out of the list of those that
+    /// want an M, except one for each M that is being started. Returns whether there were any.
+    pub(crate) fn return_ps_that_get_no_m(&self, central: &mut Central) -> bool {
+        let mut returned = false;
+        while central.ps_wanting_m_count > central.starting
+            && let Some((p, spinning)) = central.pop_p_wanting_m()
+        {
+            self.return_p(central, p, Claim::from_flag(spinning)).deliver();
+            returned = true;
+        }
+        returned
+    }
+
     /// Under the lock: gives up the start of a thread for `p`. An M that became idle meanwhile gets
     /// `p` and its claim. Otherwise the goroutines of `p` go to the global queues, for the Ms that
-    /// run, and `p` becomes idle or retires.
+    /// run. If one of the goroutines there is locked to an M, that M sleeps until it is handed a P,
+    /// maybe because no other M is left: it gets `p`. Otherwise `p` becomes idle or retires.
     #[cold]
     fn return_p(&self, central: &mut Central, p: &'static P, claim: Claim) -> PendingWakes {
         let retires = p.flags.load(Ordering::Relaxed) & flag::RETIRE != 0;
@@ -191,16 +204,25 @@ impl Sched {
             return wakes;
         }
         self.spill(central, p);
-        if retires {
+        let locked = if retires { None } else { self.pop_locked_goroutine(central) };
+        if let Some((g, m)) = locked {
+            central.remove_locked_m(m);
+            p.begin_slice();
+            m.chosen.set(Some(g));
+            m.handed.set(Some(p));
+        } else if retires {
             self.collect_carriers(central, p);
             self.retire_unused(p);
         } else {
             self.put_idle_p(central, p);
         }
-        if claim.is_spinning() {
-            self.idle.stop_spinning();
+        // A submitter may have relied on the claim. To wake an M now would be in vain: none is idle.
+        if claim.is_spinning() && self.idle.stop_spinning() {
+            central.is_check_due = true;
         }
-        PendingWakes::NONE
+        // Without a goroutine for it, a locked M checks whether it must serve the timers.
+        let m = locked.map(|(_, m)| m).or(central.locked_ms);
+        PendingWakes { m, ..PendingWakes::NONE }
     }
 
     /// Hands off the P of `m`, if it has one, because the thread of `m` ends or its runtime stops.

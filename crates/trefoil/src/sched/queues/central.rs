@@ -35,6 +35,9 @@ pub(crate) struct Central {
     /// spinning goes with the P, the P is marked (`P::wants_spinning_m`).
     pub(super) ps_wanting_m: Option<&'static P>,
     pub(super) ps_wanting_m_count: u32,
+    /// The last claim on spinning was returned while no M was idle. The next M that becomes idle
+    /// checks all queues before.
+    pub(crate) is_check_due: bool,
     /// Ms that wait for the goroutine that is locked to them, linked through `M::idle_link`.
     pub(super) locked_ms: Option<&'static M>,
     /// Ps without an M and without work, linked through `P::idle_link`.
@@ -54,6 +57,7 @@ impl Central {
             starting: 0,
             ps_wanting_m: None,
             ps_wanting_m_count: 0,
+            is_check_due: false,
             locked_ms: None,
             idle_ps: None,
             idle_ms: None,

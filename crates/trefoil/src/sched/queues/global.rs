@@ -20,6 +20,7 @@
 
 use crate::sched::Sched;
 use crate::sched::g::G;
+use crate::sched::m::M;
 use crate::sched::p::P;
 use crate::sched::queues::central::Central;
 use crate::sched::queues::runq::Overflow;
@@ -62,6 +63,11 @@ impl GlobalQueues {
         };
         first.pop_front().or_else(|| then.pop_front())
     }
+}
+
+/// Returns whether a goroutine is locked to an M.
+fn is_locked(item: Runnable) -> bool {
+    item.goroutine().is_some_and(|g| g.locked.get().is_some())
 }
 
 impl Sched {
@@ -182,6 +188,28 @@ impl Sched {
                 .expired
                 .remove_first(|item| item.goroutine().is_some_and(|g| g.stopped_in_libc.get()))
         })
+    }
+
+    /// Under the lock: takes the first goroutine that is locked to an M. Returns that M too.
+    pub(super) fn pop_locked_goroutine(
+        &self,
+        central: &mut Central,
+    ) -> Option<(&'static G, &'static M)> {
+        if self.locked_goroutines.load(Ordering::Relaxed) == 0 || self.is_drained() {
+            return None;
+        }
+        let GlobalQueues { fresh, woken, expired } = &mut central.global;
+        let item =
+            [woken, fresh, expired].into_iter().find_map(|list| list.remove_first(is_locked))?;
+        self.publish_global_len(central);
+        let g = item.goroutine()?;
+        Some((g, g.locked.get()?))
+    }
+
+    /// Returns whether a goroutine that is locked to an M waits in a global queue.
+    pub(crate) fn has_locked_global(&self) -> bool {
+        self.has_global()
+            && self.central.lock().global.lists().into_iter().any(|list| list.any(is_locked))
     }
 
     /// Takes a fair share of the woken and fresh goroutines for `p`, whose queue is empty. Returns

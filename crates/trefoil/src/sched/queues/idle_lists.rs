@@ -86,10 +86,6 @@ impl Central {
         Some((p, p.wants_spinning_m.get()))
     }
 
-    pub(crate) fn has_ps_wanting_m(&self) -> bool {
-        self.ps_wanting_m.is_some()
-    }
-
     /// Returns the number of spare Ms: the idle ones and the idle poller. They can take a P at
     /// once.
     pub(crate) fn spares(&self) -> u32 {

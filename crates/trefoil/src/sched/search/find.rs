@@ -127,11 +127,16 @@ fn take_stopped_in_libc(sched: &Sched, p: &P) -> Option<Runnable> {
     }
     // If no more threads may be started, the shortage may last: then these goroutines take turns
     // with the others.
-    let turn = &p.last_was_out_of_turn;
-    if sched.has_all_threads() && turn.replace(!turn.get()) {
+    let takes_turns = sched.has_all_threads();
+    // `take_for_fairness` declines as well then, and clears it: the expired queue would yield the
+    // same goroutines.
+    if takes_turns && p.last_was_out_of_turn.get() {
         return None;
     }
     let g = sched.pop_stopped_in_libc()?;
+    if takes_turns {
+        p.last_was_out_of_turn.set(true);
+    }
     p.begin_expired_slice();
     Some(g)
 }
@@ -283,6 +288,17 @@ fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<Runnable> 
     Some(g)
 }
 
+/// Makes the goroutines runnable whose timers are due or whose descriptors are ready. For an M that
+/// runs none of them itself.
+pub(crate) fn ready_due(rt: Rt) {
+    let (sched, p) = (rt.sched(), rt.p());
+    for other in sched.all_ps() {
+        timers::run_due(rt, &other.timers);
+    }
+    let run_of = |id| sched.p(id).map(P::run_number);
+    sched.poller.poll(p.id, sched.procs(), 0, run_of).wake(Some(rt));
+}
+
 /// Searches everywhere, for as long as spinning pays (`idle.rs`) or until a timer that is due very
 /// soon. Returns None if it found nothing, if the M may not spin, or if a request to the P is
 /// pending.
@@ -424,7 +440,7 @@ impl Sched {
 
     /// Returns whether any queue holds work for another M. While wake-ups are suppressed
     /// (`idle.rs`), a goroutine that is alone in `runnext` does not count.
-    fn has_work(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         let suppressed = self.idle.is_suppressed();
         let has_work = |p: &P| if suppressed { p.ring_len() != 0 } else { !p.is_empty() };
         self.has_global() || self.all_ps().any(has_work)

@@ -9,6 +9,7 @@
 //! | wants an M | a waker or a handoff that found no idle M |
 //! | idle | a timer is due or a descriptor is ready, and this M is the idle poller |
 //! | idle | a goroutine waits in a global queue, and the wake-up for it found no idle P or M |
+//! | idle | a goroutine waits anywhere, and the wake-up for it found no M (`Central::is_check_due`) |
 //!
 //! Otherwise it sleeps: as the idle poller until the next timer or in `epoll_wait`
 //! (`netpoll/idle_poller.rs`), or in the list of idle Ms until it is handed a P.
@@ -146,12 +147,12 @@ enum EnterIdle {
     SleepUntil(Nanos),
 }
 
-/// Makes the M idle. If a timer is due, or a goroutine waits in a global queue for which no M could
-/// be woken, takes an idle P instead.
+/// Makes the M idle. If a timer is due, or a goroutine waits for which no M could be woken, takes an
+/// idle P instead.
 fn enter_idle_or_take_p(own: OwnContext, central: &mut Central) -> EnterIdle {
     let (m, sched) = (own.m(), own.sched());
     let was_idle = m.listed.get() || central.idle_poller.is(m);
-    let is_needed = sched.has_global() && !was_idle;
+    let is_needed = !was_idle && (sched.has_global() || has_missed_work(own, central));
     let until = if is_needed { 0 } else { sched.enter_idle(central, m) };
     let now = now();
     if !was_idle {
@@ -169,6 +170,16 @@ fn enter_idle_or_take_p(own: OwnContext, central: &mut Central) -> EnterIdle {
         sched.publish_spares(central);
     }
     EnterIdle::SleepUntil(if m.listed.get() { NEVER } else { until })
+}
+
+/// Returns whether a queue holds work for which no M was woken, because none was idle.
+fn has_missed_work(own: OwnContext, central: &mut Central) -> bool {
+    if !std::mem::take(&mut central.is_check_due) {
+        return false;
+    }
+    // Pairs with the barrier of a submitter that has seen the claim (`idle.rs`).
+    own.sched().idle.before_recheck();
+    own.sched().has_work()
 }
 
 /// How an idle M sleeps.
