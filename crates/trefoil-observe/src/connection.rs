@@ -1,15 +1,16 @@
 //! The connection of one client: its socket, and what its goroutine does.
 //!
-//! | phase | may be closed in favour of a new connection |
+//! | phase | closed in favour of a new connection |
 //! |---|---|
-//! | `Receives`: waits for a request, or for the rest of one | yes |
-//! | `Answers`: collects, or makes the answer | no |
-//! | `Waits`: for the client to read, or for a permit (`large_answer.rs`) | if no connection receives |
+//! | `Receives` for [`PATIENCE`]: no request has come, or only a part of one | first |
+//! | `Waits` for [`PATIENCE`]: for the client to read, or for a permit (`large_answer.rs`) | second |
+//! | `Receives`, not so long | third |
+//! | `Waits`, not so long; `Answers`: collects, or makes the answer | no |
 //! | `Closed` | |
 //!
-//! The connection whose client has had the longest time since its last answer is closed first. So
-//! clients that do nothing, send slowly or do not read keep no other client out. A connection that
-//! was closed cannot enter `Answers`: no request is carried out whose answer could not be sent.
+//! Among those alike, the one that has waited for the longest time is closed. So clients that do
+//! nothing, send slowly or do not read keep no other client out. A connection that was closed cannot
+//! enter `Answers`: no request is carried out whose answer could not be sent.
 
 use crate::access::Transport;
 use crate::large_answer::{CHECK_INTERVAL, Permit, Progress};
@@ -18,8 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use trefoil::observer;
 
-/// A connection that waits is closed only if the last answer before was sent so long ago.
-const WAIT_TIME: Duration = Duration::from_secs(2);
+/// A client that takes longer than this is slow.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is needed of a socket.
 pub(crate) trait Stream: Send + Sync {
@@ -76,9 +77,11 @@ struct State {
     phase: Phase,
     /// When the client connected, or when all requests that had been received were answered.
     idle_at: Instant,
+    /// When it last entered `Waits`.
+    waits_since: Instant,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     Receives,
     Answers,
@@ -86,9 +89,22 @@ pub(crate) enum Phase {
     Closed,
 }
 
+impl State {
+    /// See [`Connection::closing_order`] and the head of the file.
+    fn closing_order(&self) -> Option<(u8, Instant)> {
+        match self.phase {
+            Phase::Receives if self.idle_at.elapsed() > PATIENCE => Some((0, self.idle_at)),
+            Phase::Waits if self.waits_since.elapsed() > PATIENCE => Some((1, self.waits_since)),
+            Phase::Receives => Some((2, self.idle_at)),
+            Phase::Waits | Phase::Answers | Phase::Closed => None,
+        }
+    }
+}
+
 impl Connection {
     pub(crate) fn new(stream: impl Stream + 'static, transport: Transport) -> Connection {
-        let state = State { phase: Phase::Receives, idle_at: Instant::now() };
+        let now = Instant::now();
+        let state = State { phase: Phase::Receives, idle_at: now, waits_since: now };
         Connection { stream: Box::new(stream), transport, state: Mutex::new(state) }
     }
 
@@ -106,6 +122,9 @@ impl Connection {
             return Err(io::ErrorKind::NotConnected.into());
         }
         state.phase = phase;
+        if phase == Phase::Waits {
+            state.waits_since = Instant::now();
+        }
         Ok(())
     }
 
@@ -159,20 +178,14 @@ impl Connection {
 
     /// Returns a key that is smaller for a connection that should be closed earlier; None if it
     /// must not be closed.
-    pub(crate) fn closing_order(&self) -> Option<(Phase, Instant)> {
-        let State { phase, idle_at } = *self.state();
-        let may_be_closed = match phase {
-            Phase::Receives => true,
-            Phase::Waits => idle_at.elapsed() > WAIT_TIME,
-            Phase::Answers | Phase::Closed => false,
-        };
-        may_be_closed.then_some((phase, idle_at))
+    pub(crate) fn closing_order(&self) -> Option<(u8, Instant)> {
+        self.state().closing_order()
     }
 
-    /// Closes it, unless a request is being answered. Returns whether it did.
-    pub(crate) fn close_unless_answering(&self) -> bool {
+    /// Closes it, unless it must not be closed. Returns whether it did.
+    pub(crate) fn close_in_favour(&self) -> bool {
         let mut state = self.state();
-        let closes = matches!(state.phase, Phase::Receives | Phase::Waits);
+        let closes = state.closing_order().is_some();
         if closes {
             state.phase = Phase::Closed;
             self.stream.close();

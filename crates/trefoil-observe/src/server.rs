@@ -343,12 +343,15 @@ impl Shared {
         }
         // The requests that have arrived are received first.
         trefoil::yield_now();
+        if has_room() {
+            return true;
+        }
         let first = {
             let connections = self.connections();
             let ordered = connections.values().filter_map(|it| Some((it.closing_order()?, it)));
             ordered.min_by_key(|(order, _)| *order).map(|(_, connection)| connection.clone())
         };
-        if !first.is_some_and(|first| first.close_unless_answering()) {
+        if !first.is_some_and(|first| first.close_in_favour()) {
             return has_room();
         }
         // Its goroutine ends, and closes the descriptor.

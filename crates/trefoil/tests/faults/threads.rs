@@ -375,8 +375,18 @@ fn locked_goroutines_take_turns_if_no_thread_is_free() {
         let _locked = lock_os_thread();
         let other = go(|| {
             let _locked = lock_os_thread();
-            while !ENDS.load(SeqCst) {
-                std::hint::spin_loop();
+            // Preempted; and with yields, while others wait behind it.
+            for round in 0.. {
+                match round % 2 {
+                    0 => compute_for(Duration::from_millis(30)),
+                    _ => (0..100).for_each(|_| {
+                        go(|| ());
+                        yield_now();
+                    }),
+                }
+                if ENDS.load(SeqCst) {
+                    return;
+                }
             }
         });
         for _ in 0..10 {
@@ -384,6 +394,8 @@ fn locked_goroutines_take_turns_if_no_thread_is_free() {
             raw_sleep_through(Duration::from_millis(30));
             yield_now();
             compute_for(Duration::from_millis(30));
+            // Woken while the other one runs.
+            trefoil::time::sleep(Duration::from_millis(1));
         }
         ENDS.store(true, SeqCst);
         other.join().unwrap();

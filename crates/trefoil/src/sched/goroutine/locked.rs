@@ -91,8 +91,12 @@ pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
     if is_asked_to_end || !sched.has_no_spare() || sched.has_m_for_queues(Some(p)) {
         return None;
     }
-    // Otherwise that goroutine would never run.
+    if sched.locked_goroutines.load(Ordering::Relaxed) > 1 {
+        // No other M would take them from here.
+        sched.spill(&mut sched.central.lock(), p);
+    }
     if sched.has_locked_global() {
+        queue_behind_others(m);
         return None;
     }
     match m.unfinished_switch.replace(UnfinishedSwitch::None) {
@@ -111,6 +115,17 @@ pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
             m.unfinished_switch.set(other);
             None
         }
+    }
+}
+
+/// The locked goroutine of `m` has yielded while another locked one waits: makes its switch end in the
+/// expired queue, which is behind the queue of the other one. Otherwise that one would never run.
+fn queue_behind_others(m: &M) {
+    match m.unfinished_switch.replace(UnfinishedSwitch::None) {
+        UnfinishedSwitch::Yielded(g) | UnfinishedSwitch::Displaced(g) => {
+            m.unfinished_switch.set(UnfinishedSwitch::Preempted(g));
+        }
+        other => m.unfinished_switch.set(other),
     }
 }
 
@@ -133,9 +148,13 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
         if handed.is_none() && !over && !m.listed.get() {
             central.push_locked_m(m);
         }
-        let serves_now = handed.is_none() && !over && now() >= serves_at;
+        let next_service = sched.last_resort_at(&central);
+        let is_due = now() >= serves_at;
+        let serves_now = handed.is_none() && !over && is_due && next_service != NEVER;
         let idle_p = if serves_now { sched.take_idle_p(&mut central) } else { None };
-        serves_at = sched.last_resort_at(&central);
+        // Wake-ups before it is due must not put it off.
+        let is_put_off = !is_due && next_service != NEVER;
+        serves_at = if is_put_off { serves_at.min(next_service) } else { next_service };
         drop(central);
         if let Some(wake) = wake {
             wake.deliver();
@@ -149,6 +168,8 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
             return false;
         }
         if let Some(p) = idle_p {
+            // It is no P that serves the queues. `hand_off` clears the flag.
+            p.flags.fetch_or(flag::LOCKED, Ordering::Relaxed);
             find::ready_due(rt.set_p(p));
             // Then the P is handed off: this M runs only its own goroutine.
             continue;
@@ -189,10 +210,14 @@ impl Sched {
     }
 
     /// Under the lock: returns when an M that waits for its locked goroutine must serve timers and
-    /// descriptors: `NEVER` as long as another M does. (The helper thread keeps a spare M if it can.)
+    /// descriptors: `NEVER` if there are none, or as long as another M does. (The helper thread keeps
+    /// a spare M if it can. One that is being started does not count: its start may fail.)
     fn last_resort_at(&self, central: &Central) -> Nanos {
-        let has_others = central.spares() + central.starting > 0 || self.has_m_for_queues(None);
-        if has_others || self.simulation.is_some() || self.stopping.load(Ordering::Relaxed) {
+        let has_others = central.spares() > 0 || self.has_m_for_queues(None);
+        let is_needed =
+            self.next_timer() != NEVER || self.poller.has_waiters() || self.has_global();
+        let may_serve = self.simulation.is_none() && !self.stopping.load(Ordering::Relaxed);
+        if has_others || !is_needed || !may_serve {
             return NEVER;
         }
         let [earliest, latest] = LAST_RESORT_NANOS.map(|nanos| now() + nanos);

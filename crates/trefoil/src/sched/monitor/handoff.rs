@@ -50,7 +50,7 @@ use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::probe::{self, ThreadProbe, ThreadState};
 use std::cell::Cell;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Ms without a P that sysmon checks per round.
 const PROBES_PER_ROUND: usize = 8;
@@ -71,8 +71,8 @@ pub(crate) struct WithoutP {
     next: Cell<Option<&'static M>>,
     prev: Cell<Option<&'static M>>,
     listed: Cell<bool>,
-    /// The thread's CPU time at the last check that found it blocked. Of sysmon.
-    cpu: Cell<u64>,
+    /// The thread's CPU time at the last check that found it blocked. For sysmon, without the lock.
+    cpu: AtomicU64,
     /// When the M lost its P.
     since: Cell<Nanos>,
     /// It blocks unannounced, and nobody has noticed that it does so for long.
@@ -88,7 +88,7 @@ impl WithoutP {
             next: Cell::new(None),
             prev: Cell::new(None),
             listed: Cell::new(false),
-            cpu: Cell::new(0),
+            cpu: AtomicU64::new(0),
             since: Cell::new(0),
             is_unnoticed: Cell::new(false),
             asked_to_preempt: AtomicBool::new(false),
@@ -237,10 +237,11 @@ impl Sched {
     /// Separates `p` from `m`, which is outside the runtime or on its way out, and hands it off,
     /// under the lock.
     fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> PendingWakes {
+        // Before `hold`, which makes the signal handler read it.
+        m.without_p.asked_to_preempt.store(false, Ordering::Relaxed);
         m.hold.store(RETAKEN, Ordering::Relaxed);
         m.without_p.since.set(now());
         m.without_p.is_unnoticed.set(false);
-        m.without_p.asked_to_preempt.store(false, Ordering::Relaxed);
         // They were counted in a slice that ends here.
         m.preempt_deferrals.store(0, Ordering::Relaxed);
         self.ms_without_p.fetch_add(1, Ordering::Relaxed);
@@ -275,7 +276,7 @@ impl Sched {
         // The M may wait for a lock that a preempted goroutine holds: the next M with this P begins
         // with the expired queue.
         p.flags.fetch_or(flag::FAIR, Ordering::Relaxed);
-        m.without_p.cpu.set(probe::cpu_time(m.tid.load(Ordering::Relaxed)));
+        m.without_p.cpu.store(probe::cpu_time(m.tid.load(Ordering::Relaxed)), Ordering::Relaxed);
         central.without_p.push(m);
         record::retaken(p, probe.blocking_call());
         let wake = self.release_p(&mut central, m, p);
@@ -364,7 +365,8 @@ impl Sched {
                 continue;
             }
             let central = self.central.lock();
-            if m.without_p.listed.get() {
+            // It may have left the list, and another runtime may even use it by now.
+            if central.without_p.any(|other| std::ptr::eq(other, m)) {
                 m.without_p.asked_to_preempt.store(true, Ordering::Relaxed);
                 signal(m);
                 signalled = true;
@@ -415,7 +417,7 @@ fn judge(found: ThreadState, m: &M, run_nanos: Nanos, central: &Central) -> Thre
 fn is_computing_without_p(m: &M) -> bool {
     let tid = m.tid.load(Ordering::Relaxed);
     let cpu = probe::cpu_time(tid);
-    let used = cpu.saturating_sub(m.without_p.cpu.get());
+    let used = cpu.saturating_sub(m.without_p.cpu.load(Ordering::Relaxed));
     // Most Ms have hardly run since: they are not probed.
     if used <= CPU_WITHOUT_P_NANOS / 4 || m.in_runtime.load(Ordering::Relaxed) != 0 {
         return false;
@@ -425,7 +427,7 @@ fn is_computing_without_p(m: &M) -> bool {
         ThreadProbe::new().check(tid),
         ThreadState::Blocked | ThreadState::BrieflyBlocked(_)
     ) {
-        m.without_p.cpu.set(cpu);
+        m.without_p.cpu.store(cpu, Ordering::Relaxed);
         return false;
     }
     used > CPU_WITHOUT_P_NANOS

@@ -195,7 +195,10 @@ impl Sched {
         &self,
         central: &mut Central,
     ) -> Option<(&'static G, &'static M)> {
-        if self.locked_goroutines.load(Ordering::Relaxed) == 0 || self.is_drained() {
+        let is_none_locked = self.locked_goroutines.load(Ordering::Relaxed) == 0;
+        // A simulation decides by itself what runs; in a shutdown `next_to_drain` does.
+        let is_foreign = self.simulation.is_some() || self.stopping.load(Ordering::Relaxed);
+        if is_none_locked || is_foreign {
             return None;
         }
         let GlobalQueues { fresh, woken, expired } = &mut central.global;
