@@ -35,8 +35,8 @@ use crate::sched::wait::timers;
 use crate::sys::clock::{NEVER, Nanos, now};
 use std::sync::atomic::Ordering;
 
-/// How long such an M sleeps at least and at most if no other M is left. Go's sysmon polls
-/// descriptors after 10 ms as well, if no other thread has.
+/// How long the M of a locked goroutine sleeps at least and at most if no other M is left. Go's
+/// sysmon polls descriptors after 10 ms as well, if no other thread has.
 const LAST_RESORT_NANOS: [Nanos; 2] = [1_000_000, 10_000_000];
 
 /// Locks the running goroutine to its M. Calls nest.
@@ -152,9 +152,9 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
         let is_due = now() >= serves_at;
         let serves_now = handed.is_none() && !over && is_due && next_service != NEVER;
         let idle_p = if serves_now { sched.take_idle_p(&mut central) } else { None };
-        // Wake-ups before it is due must not put it off.
-        let is_put_off = !is_due && next_service != NEVER;
-        serves_at = if is_put_off { serves_at.min(next_service) } else { next_service };
+        // A wake-up before it is due must not put it off.
+        let is_pending = !is_due && next_service != NEVER;
+        serves_at = if is_pending { serves_at.min(next_service) } else { next_service };
         drop(central);
         if let Some(wake) = wake {
             wake.deliver();
@@ -213,15 +213,17 @@ impl Sched {
     /// descriptors: `NEVER` if there are none, or as long as another M does. (The helper thread keeps
     /// a spare M if it can. One that is being started does not count: its start may fail.)
     fn last_resort_at(&self, central: &Central) -> Nanos {
-        let has_others = central.spares() > 0 || self.has_m_for_queues(None);
-        let is_needed =
-            self.next_timer() != NEVER || self.poller.has_waiters() || self.has_global();
         let may_serve = self.simulation.is_none() && !self.stopping.load(Ordering::Relaxed);
-        if has_others || !is_needed || !may_serve {
+        // The usual case; what follows reads all Ps.
+        if central.spares() > 0 || !may_serve || self.has_m_for_queues(None) {
+            return NEVER;
+        }
+        let next_timer = self.next_timer();
+        if next_timer == NEVER && !self.poller.has_waiters() && !self.has_global() {
             return NEVER;
         }
         let [earliest, latest] = LAST_RESORT_NANOS.map(|nanos| now() + nanos);
-        self.next_timer().clamp(earliest, latest)
+        next_timer.clamp(earliest, latest)
     }
 
     /// Returns the M on which `g` must run, or None if it may run on `m`.

@@ -197,8 +197,8 @@ impl Sched {
     ) -> Option<(&'static G, &'static M)> {
         let is_none_locked = self.locked_goroutines.load(Ordering::Relaxed) == 0;
         // A simulation decides by itself what runs; in a shutdown `next_to_drain` does.
-        let is_foreign = self.simulation.is_some() || self.stopping.load(Ordering::Relaxed);
-        if is_none_locked || is_foreign {
+        let others_decide = self.simulation.is_some() || self.stopping.load(Ordering::Relaxed);
+        if is_none_locked || others_decide {
             return None;
         }
         let GlobalQueues { fresh, woken, expired } = &mut central.global;
