@@ -352,17 +352,16 @@ fn send(
         Some(request) if request.method == Method::Head => &[],
         _ => &response.body[..],
     };
-    let permit = request.and_then(|request| request.permit.take());
     if body.len() <= SMALL_BODY_BYTES {
         // It is not a large answer after all.
-        drop(permit);
+        drop(request.and_then(|request| request.permit.take()));
         head.extend_from_slice(body);
         return client.send_all(&head, deadline);
     }
-    match permit {
+    match request.as_ref().and_then(|request| request.permit.get()) {
         Some(permit) => {
-            client.send_large(&head, deadline, &permit)?;
-            client.send_large(body, deadline, &permit)
+            client.send_large(&head, deadline, permit)?;
+            client.send_large(body, deadline, permit)
         }
         None => {
             client.send_all(&head, deadline)?;

@@ -409,7 +409,7 @@ impl Sched {
             p.flags.fetch_or(flag::STOP, Ordering::Relaxed);
         }
         // A P that wants an M would wait for ever.
-        self.return_ps_wanting_m(&mut central);
+        self.return_ps_wanting_m(&mut central, 0);
         while let Some(m) = central.pop_any_m() {
             m.wake();
         }

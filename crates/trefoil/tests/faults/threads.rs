@@ -129,28 +129,44 @@ fn goroutines_in_libc_leave_turns_to_others_without_new_threads() {
     // More than there are spare threads. Touched before: a page fault may cost a thread its P.
     let buffers = [(); 6].map(|()| vec![1u8; 8 << 20]);
     no_more_threads();
-    static STOP: AtomicBool = AtomicBool::new(false);
-    runtime.run(|| {
-        let fill = |mut buffer: Vec<u8>| {
-            while !STOP.load(SeqCst) {
-                // SAFETY: memory of this goroutine.
-                unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
-            }
-        };
-        let busy: Vec<_> = buffers.into_iter().map(|buffer| go(move || fill(buffer))).collect();
-        // Long enough for the kernel's refusals to count as lasting.
-        let end = Instant::now() + Duration::from_secs(2);
-        while Instant::now() < end {
-            trefoil::time::sleep(Duration::from_millis(1));
-        }
-        STOP.store(true, SeqCst);
-        busy.into_iter().for_each(|g| g.join().unwrap());
-    });
+    runtime.run(|| sleep_beside(buffers, Duration::ZERO, fill));
     done();
 }
 
-/// All threads ran goroutines without a P, sysmon slept because all Ps were idle, and nobody
-/// preempted these goroutines. On a busy machine each of them got the idle P for itself again.
+/// Fills the buffer, inside libc.
+fn fill(buffer: &mut Vec<u8>) {
+    // SAFETY: memory of the caller.
+    unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
+}
+
+/// Sleeps again and again, beside goroutines that block for `blocked` and then `compute`, one for
+/// each buffer.
+fn sleep_beside<const N: usize>(
+    buffers: [Vec<u8>; N],
+    blocked: Duration,
+    compute: fn(&mut Vec<u8>),
+) {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let busy = move |mut buffer: Vec<u8>| {
+        if !blocked.is_zero() {
+            raw_sleep_through(blocked);
+        }
+        while !STOP.load(SeqCst) {
+            compute(&mut buffer);
+        }
+    };
+    let busy = buffers.map(|buffer| go(move || busy(buffer)));
+    // Long enough for the kernel's refusals to count as lasting.
+    let end = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < end {
+        trefoil::time::sleep(Duration::from_millis(1));
+    }
+    STOP.store(true, SeqCst);
+    busy.into_iter().for_each(|g| g.join().unwrap());
+}
+
+/// All threads ran goroutines without a P, and sysmon, which slept because all Ps were idle, did not
+/// preempt them. On a busy machine each of them got the idle P for itself again.
 #[test]
 fn goroutines_without_a_p_are_preempted_if_no_thread_is_free() {
     child_test!(limit = LIMIT, |child| {
@@ -166,10 +182,7 @@ fn goroutines_in_libc_are_preempted_if_no_thread_is_free() {
     child_test!(limit = LIMIT, |child| {
         run(child, "in libc, without a P", &[]).succeeded();
     });
-    compute_on_all_threads(|buffer| {
-        // SAFETY: memory of this goroutine.
-        unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
-    });
+    compute_on_all_threads(fill);
 }
 
 /// Lets more goroutines than there are threads block, so that each thread loses its P, and then
@@ -180,22 +193,7 @@ fn compute_on_all_threads(compute: fn(&mut Vec<u8>)) {
     runtime.run(|| go(yield_now).join().unwrap());
     let buffers = [(); 4].map(|()| vec![1u8; 8 << 20]);
     no_more_threads();
-    static STOP: AtomicBool = AtomicBool::new(false);
-    runtime.run(|| {
-        let busy = move |mut buffer: Vec<u8>| {
-            raw_sleep_through(Duration::from_millis(100));
-            while !STOP.load(SeqCst) {
-                compute(&mut buffer);
-            }
-        };
-        let busy: Vec<_> = buffers.into_iter().map(|buffer| go(move || busy(buffer))).collect();
-        let end = Instant::now() + Duration::from_secs(2);
-        while Instant::now() < end {
-            trefoil::time::sleep(Duration::from_millis(1));
-        }
-        STOP.store(true, SeqCst);
-        busy.into_iter().for_each(|g| g.join().unwrap());
-    });
+    runtime.run(|| sleep_beside(buffers, Duration::from_millis(100), compute));
     done();
 }
 
@@ -308,13 +306,13 @@ fn a_new_goroutine_runs_beside_one_in_libc_if_no_thread_is_free() {
     let begun = Instant::now();
     runtime.go(|| raw_sleep_through(BLOCKED)).unwrap();
     let mut buffer = vec![1u8; 8 << 20];
-    let fill = move || {
-        loop {
-            // SAFETY: memory of this goroutine.
-            unsafe { libc::memset(buffer.as_mut_ptr().cast(), 1, buffer.len()) };
-        }
-    };
-    runtime.go(fill).unwrap();
+    runtime
+        .go(move || -> () {
+            loop {
+                fill(&mut buffer)
+            }
+        })
+        .unwrap();
     // Long enough for that goroutine to be stopped in libc.
     thread::sleep(Duration::from_secs(2));
     for _ in 0..10 {

@@ -14,7 +14,7 @@
 //! the goroutine from a queue. So a locked goroutine that yields or is preempted then keeps its M
 //! and its P ([`keep_without_spare`]), unless another locked goroutine waits. And if a P gets no M,
 //! because the kernel or the program's limit refuses more threads, the M of a locked goroutine that
-//! waits in a global queue gets it (`Sched::return_ps_that_get_no_m`). If all locked goroutines are
+//! waits in a global queue gets it (`Sched::return_ps_wanting_m`). If all locked goroutines are
 //! parked then, their Ms serve timers and descriptors, so that they are woken ([`wait_for_g`]).
 //!
 //! `flag::LOCKED` on the P disables the fast path of `switch.rs`: a locked goroutine never switches
@@ -108,7 +108,7 @@ pub(crate) fn keep_without_spare(rt: Rt) -> Option<&'static G> {
             p.begin_slice();
             // No other M will run them.
             p.flags.fetch_and(!flag::TIMERS, Ordering::Relaxed);
-            sched.all_ps().for_each(|p| _ = timers::run_due(rt, &p.timers));
+            timers::run_due_everywhere(rt);
             Some(g)
         }
         other => {
@@ -191,9 +191,7 @@ pub(crate) fn hand_to_locked_m(rt: Rt, g: &'static G, locked_m: &'static M) {
     }
     let Some(p) = m.p.take() else { return };
     p.holder.store(std::ptr::null_mut(), Ordering::Relaxed);
-    central.remove_locked_m(locked_m);
-    locked_m.chosen.set(Some(g));
-    locked_m.handed.set(Some(p));
+    central.hand_to_locked_m(locked_m, g, p);
     drop(central);
     locked_m.wake();
 }

@@ -337,7 +337,9 @@ fn try_start_threads(sched: &Arc<Sched>) -> io::Result<()> {
 /// want one; or an M that becomes idle later, which takes an idle P if there is work.
 fn give_up_threads(sched: &Sched, e: &io::Error) {
     let mut central = sched.central.lock();
-    let was_needed = sched.return_ps_that_get_no_m(&mut central);
+    // One for each M that is on its way.
+    let kept = central.starting;
+    let was_needed = sched.return_ps_wanting_m(&mut central, kept);
     drop(central);
     if was_needed {
         sched.report_no_threads(e);

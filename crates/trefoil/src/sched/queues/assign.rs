@@ -173,18 +173,11 @@ impl Sched {
         Some(p)
     }
 
-    /// Under the lock, if the runtime stops: empties the list of Ps that want an M.
-    pub(crate) fn return_ps_wanting_m(&self, central: &mut Central) {
-        while let Some((p, spinning)) = central.pop_p_wanting_m() {
-            self.return_p(central, p, Claim::from_flag(spinning)).deliver();
-        }
-    }
-
-    /// Under the lock, if no more threads can be started: takes Ps out of the list of those that
-    /// want an M, except one for each M that is being started. Returns whether there were any.
-    pub(crate) fn return_ps_that_get_no_m(&self, central: &mut Central) -> bool {
+    /// Under the lock, if no more threads can be started or the runtime stops: takes Ps out of the
+    /// list of those that want an M, except `kept` of them. Returns whether there were any.
+    pub(crate) fn return_ps_wanting_m(&self, central: &mut Central, kept: u32) -> bool {
         let mut returned = false;
-        while central.ps_wanting_m_count > central.starting
+        while central.ps_wanting_m_count > kept
             && let Some((p, spinning)) = central.pop_p_wanting_m()
         {
             self.return_p(central, p, Claim::from_flag(spinning)).deliver();
@@ -206,10 +199,8 @@ impl Sched {
         self.spill(central, p);
         let locked = if retires { None } else { self.pop_locked_goroutine(central) };
         if let Some((g, m)) = locked {
-            central.remove_locked_m(m);
             p.begin_slice();
-            m.chosen.set(Some(g));
-            m.handed.set(Some(p));
+            central.hand_to_locked_m(m, g, p);
         } else if retires {
             self.collect_carriers(central, p);
             self.retire_unused(p);

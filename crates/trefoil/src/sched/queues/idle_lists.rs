@@ -15,6 +15,7 @@
 //! (`search/wait_for_p.rs`).
 
 use crate::sched::Sched;
+use crate::sched::g::G;
 use crate::sched::m::M;
 use crate::sched::p::{P, PStatus};
 use crate::sched::queues::assign::Claim;
@@ -59,6 +60,13 @@ impl Central {
     /// Takes `m` out of the list of locked Ms, if it is in the list.
     pub(crate) fn remove_locked_m(&mut self, m: &'static M) {
         unlink(&mut self.locked_ms, m);
+    }
+
+    /// Hands `g`, which is locked to `m`, and `p` to `m`. The caller wakes `m` after unlocking.
+    pub(crate) fn hand_to_locked_m(&mut self, m: &'static M, g: &'static G, p: &'static P) {
+        self.remove_locked_m(m);
+        m.chosen.set(Some(g));
+        m.handed.set(Some(p));
     }
 
     /// Takes out an M that waits for a P: an idle one, the idle poller, or a locked one. Returns

@@ -185,9 +185,7 @@ fn serve_requests(rt: Rt, p: &'static P, flags: u32) -> Served {
     }
     if flags & flag::TIMERS != 0 {
         p.flags.fetch_and(!flag::TIMERS, Ordering::Relaxed);
-        for other in sched.all_ps() {
-            timers::run_due(rt, &other.timers);
-        }
+        timers::run_due_everywhere(rt);
         // The goroutine that a timer has just woken goes first, in a slice of its own.
         if let Some(g) = pop_local(p) {
             p.begin_slice();
@@ -276,13 +274,10 @@ fn take_expired(rt: Rt, p: &'static P) -> Option<Runnable> {
     Some(g)
 }
 
-/// Polls this P's shard, and the shards that were neglected for `neglected_for`, except those that
-/// the idle poller watches. Returns the first goroutine whose descriptor is ready; the others are
+/// As [`ready_from_shards`]. Returns the first goroutine whose descriptor is ready; the others are
 /// in the local queues.
 fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<Runnable> {
-    let sched = rt.sched();
-    let run_of = |id| sched.p(id).map(P::run_number);
-    sched.poller.poll(p.id, sched.procs(), neglected_for, run_of).wake(Some(rt));
+    ready_from_shards(rt, neglected_for);
     let g = pop_local(p)?;
     p.begin_slice();
     Some(g)
@@ -291,12 +286,16 @@ fn poll_shards(rt: Rt, p: &'static P, neglected_for: Nanos) -> Option<Runnable> 
 /// Makes the goroutines runnable whose timers are due or whose descriptors are ready. For an M that
 /// runs none of them itself.
 pub(crate) fn ready_due(rt: Rt) {
+    timers::run_due_everywhere(rt);
+    ready_from_shards(rt, 0);
+}
+
+/// Makes the goroutines runnable whose descriptors are ready, in the shard of this M's P and in the
+/// shards that were neglected for `neglected_for`, except those that the idle poller watches.
+fn ready_from_shards(rt: Rt, neglected_for: Nanos) {
     let (sched, p) = (rt.sched(), rt.p());
-    for other in sched.all_ps() {
-        timers::run_due(rt, &other.timers);
-    }
     let run_of = |id| sched.p(id).map(P::run_number);
-    sched.poller.poll(p.id, sched.procs(), 0, run_of).wake(Some(rt));
+    sched.poller.poll(p.id, sched.procs(), neglected_for, run_of).wake(Some(rt));
 }
 
 /// Searches everywhere, for as long as spinning pays (`idle.rs`) or until a timer that is due very

@@ -208,6 +208,13 @@ impl TimerEntry {
     }
 }
 
+/// Runs the entries of all Ps that are due.
+pub(crate) fn run_due_everywhere(rt: Rt) {
+    for p in rt.sched().all_ps() {
+        run_due(rt, &p.timers);
+    }
+}
+
 /// Runs the entries of `timers` that are due. Returns whether there were any.
 pub(crate) fn run_due(rt: Rt, timers: &Timers) -> bool {
     if timers.next() == NEVER {
