@@ -32,9 +32,10 @@
 //! class.
 
 use crate::mem::magazine::{self, BlocksOf, Class};
-use crate::sched::allocator::with_m;
+use crate::sched::allocator::in_allocator;
 use crate::sched::current_g;
 use crate::sched::m::M;
+use crate::sched::own_context::with_m;
 use std::alloc::{GlobalAlloc, Layout};
 
 /// Wraps a [`GlobalAlloc`] so that goroutines use the caches of the threads on which they run.
@@ -165,28 +166,7 @@ impl<A: GlobalAlloc> Alloc<A> {
     /// storage.
     #[inline]
     fn on_thread<T>(&self, f: impl FnOnce(&A) -> T) -> T {
-        on_thread(|| f(&self.inner))
-    }
-}
-
-/// Calls `f`; on a goroutine, on the thread's own stack and thread-local storage.
-#[inline]
-pub(crate) fn on_thread<T>(f: impl FnOnce() -> T) -> T {
-    if current_g().is_none() {
-        return f();
-    }
-    on_thread_slow(f)
-}
-
-#[cold]
-#[inline(never)]
-fn on_thread_slow<T>(f: impl FnOnce() -> T) -> T {
-    let mut f = Some(f);
-    let mut call = || f.take().map(|f| f());
-    let result = with_m(|m| m.on_own_context(&mut call)).unwrap_or_else(call);
-    match result {
-        Some(result) => result,
-        None => unreachable!("`call` runs once: inside `with_m`, or after it returned None"),
+        in_allocator(|| f(&self.inner))
     }
 }
 

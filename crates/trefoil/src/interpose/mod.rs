@@ -13,6 +13,7 @@
 //! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
 //! | `attr.rs`, `signals.rs` | functions that know a thread by its id or stack |
 //! | `threads.rs` | threads that are goroutines: in simulations, and those of tokio |
+//! | `os_threads.rs` | starting and releasing other threads |
 //!
 //! Rules for every interposed function:
 //! 1. On a plain thread, before the runtime starts and before `main`, a call only calls the real
@@ -45,6 +46,8 @@ mod io;
 mod keys;
 #[cfg(feature = "std")]
 mod malloc;
+#[cfg(feature = "std")]
+mod os_threads;
 mod park;
 #[cfg(feature = "std")]
 mod polls;
@@ -172,6 +175,7 @@ pub(crate) fn install() {
             threads::kept_symbol(),
             threads::pthread_join as *const (),
             threads::pthread_detach as *const (),
+            os_threads::thrd_create as *const (),
         ]);
     }
 }

@@ -4,7 +4,8 @@
 //! In a simulation every thread is a goroutine, so the clock and the schedule are the test's there,
 //! too. Elsewhere only a thread that was announced becomes one: [`announce_thread`] marks the
 //! calling goroutine, and the goroutine's next `pthread_create` takes the mark. Every other call,
-//! and every call on a plain thread, is libc's. `std::thread` needs no changes: it sees a thread.
+//! and every call on a plain thread, is libc's; on a goroutine it runs on the M's own context
+//! (`os_threads.rs`). `std::thread` needs no changes: it sees a thread.
 //!
 //! | function | on such a thread |
 //! |---|---|
@@ -45,6 +46,7 @@ use super::park::may_park;
 use super::symbol::NextSymbol;
 use crate::join_handle::Join;
 use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::own_context::on_thread;
 use crate::sched::simulation;
 use crate::sched::wait::{self, reason::WaitReason};
 use crate::sys::clock::NEVER;
@@ -430,7 +432,7 @@ unsafe extern "C" fn pthread_create(
         {
             return create(new, &attributes, start, argument, thread);
         }
-        NEXT.function::<Real>()(thread, attr, start, argument)
+        on_thread(|| NEXT.function::<Real>()(thread, attr, start, argument))
     }
 }
 
@@ -445,7 +447,7 @@ interpose! {
     /// POSIX's function.
     fn pthread_join(thread: pthread_t, value: *mut *mut c_void) -> c_int;
     with real => match claim(thread, Claim::Join) {
-        None => real(thread, value),
+        None => on_thread(|| real(thread, value)),
         Some(Err(error)) => error,
         Some(Ok(Claimed { handle, thread, has_returned })) => {
             if handle.never_ends() {
@@ -469,7 +471,7 @@ interpose! {
     /// POSIX's function.
     fn pthread_detach(thread: pthread_t) -> c_int;
     with real => match claim(thread, Claim::Detach) {
-        None => real(thread),
+        None => on_thread(|| real(thread)),
         Some(Err(error)) => error,
         Some(Ok(_)) => 0,
     }

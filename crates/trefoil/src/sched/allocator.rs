@@ -7,12 +7,13 @@
 //! allocator stores in thread-locals belongs to the thread.
 //!
 //! Invariant 1: the magazines of an M are touched by its thread only: by a goroutine inside
-//! [`with_m`], or on the thread's own context while no goroutine runs on the M.
+//! `with_m`, or on the thread's own context while no goroutine runs on the M.
 
 use crate::arch;
 use crate::mem::magazine::{BlocksOf, Chain, Class, GiveBack, Magazines};
 use crate::sched::current_g;
 use crate::sched::m::M;
+use crate::sched::own_context::call_by;
 #[cfg(all(debug_assertions, feature = "std"))]
 use std::cell::Cell;
 #[cfg(all(debug_assertions, feature = "std"))]
@@ -20,33 +21,11 @@ use std::ptr::null;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
-/// On a goroutine: calls `f` with the M that runs it. Meanwhile the goroutine is not preempted and
-/// does not move. Its P may have been retaken, so `f` touches only what belongs to the M.
-///
-/// Returns None on a plain thread, on an M's own context, inside the runtime, and in a signal
-/// handler that interrupted the runtime.
-#[inline(always)]
-pub(crate) fn with_m<T>(f: impl FnOnce(&'static M) -> T) -> Option<T> {
-    current_g()?;
-    // SAFETY: on a goroutine the GS base is its M.
-    unsafe {
-        if arch::is_in_runtime() {
-            return None;
-        }
-        // If the goroutine is preempted between this check and the next store, it continues on an M
-        // that is not inside the runtime either.
-        arch::set_in_runtime::<1>();
-        let result = f(&*arch::current_m::<M>());
-        arch::set_in_runtime::<0>();
-        Some(result)
-    }
-}
-
 impl M {
     /// Returns one set of its magazines.
     ///
     /// # Safety
-    /// The caller is inside [`with_m`] and this is the M that it passed, or the caller is the M's
+    /// The caller is inside `with_m` and this is the M that it passed, or the caller is the M's
     /// thread on its own context; no other borrow of the set is alive.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
@@ -56,7 +35,7 @@ impl M {
         unsafe { &mut *self.magazines[of as usize].get() }
     }
 
-    /// Inside [`with_m`], if a magazine is empty: fills it with blocks that `alloc` makes on the
+    /// Inside `with_m`, if a magazine is empty: fills it with blocks that `alloc` makes on the
     /// thread's own context, and returns one more. Returns null if there is no memory.
     #[cold]
     #[inline(never)]
@@ -68,7 +47,7 @@ impl M {
     ) -> *mut u8 {
         // SAFETY: the caller is inside `with_m`, and the borrow ends here.
         let n = unsafe { self.magazines(of) }.refill_size(class);
-        let (first, chain) = self.on_own_context(|| {
+        let (first, chain) = self.in_allocator(|| {
             let mut chain = Chain::EMPTY;
             for _ in 1..n {
                 let block = alloc();
@@ -87,14 +66,14 @@ impl M {
         if first.is_null() { magazines.pop(class).unwrap_or(null_mut()) } else { first }
     }
 
-    /// Inside [`with_m`], if a magazine exceeds its capacity: gives its older half back to the
+    /// Inside `with_m`, if a magazine exceeds its capacity: gives its older half back to the
     /// allocator, block by block with `give_back`.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_back_surplus(&self, of: BlocksOf, class: Class, give_back: GiveBack) {
         // SAFETY: the caller is inside `with_m`, and the borrow ends here.
         let mut surplus = unsafe { self.magazines(of) }.take_surplus(class);
-        self.on_own_context(|| {
+        self.in_allocator(|| {
             while let Some(block) = surplus.pop() {
                 // SAFETY: a free block of this class and allocator (magazine.rs, invariants 1 and
                 // 2).
@@ -103,57 +82,20 @@ impl M {
         });
     }
 
-    /// Inside [`with_m`]: calls `f` on the thread's own stack and thread-local storage, as Go calls
-    /// its allocator on the system stack. What `f` stores in thread-locals belongs to the thread,
-    /// not to the goroutine.
-    ///
-    /// Meanwhile the goroutine is not preempted, because the thread pointer is not the goroutine's
-    /// (`PreemptRefusal::NoGoroutine` in `monitor/preempt.rs`). The thread may block, and then its
-    /// P may be retaken.
-    #[inline(never)]
-    pub(crate) fn on_own_context<T>(&self, f: impl FnOnce() -> T) -> T {
-        struct Call<F, T> {
-            f: Option<F>,
-            result: Option<T>,
-        }
-        extern "C" fn call<F: FnOnce() -> T, T>(call: *mut ()) {
-            // SAFETY: the `Call` below, alive until `call_on` returns.
-            let call = unsafe { &mut *call.cast::<Call<F, T>>() };
-            // SAFETY: the GS base is the M of this thread, and stays so: the thread's own
-            // thread-local storage is in use.
-            unsafe { arch::set_in_runtime::<0>() };
-            call.result = call.f.take().map(|f| f());
-            // SAFETY: as above.
-            unsafe { arch::set_in_runtime::<1>() };
-        }
-        fn entry<F: FnOnce() -> T, T>(_: &Call<F, T>) -> extern "C" fn(*mut ()) {
-            call::<F, T>
-        }
-        let mut call = Call { f: Some(f), result: None };
-        let (entry, tp) = (entry(&call), self.tp.get());
-        // A signal handler stays on the alternate stack (a null `sp` keeps the present stack): if
-        // it left that stack, the next signal would start at its top again and overwrite the
-        // handler's frames.
-        let here = &raw const call as usize;
-        let on_goroutine = self.current.get().is_some_and(|g| g.has_on_stack(here));
-        let sp = if on_goroutine { self.sp.get() } else { null_mut() };
-        self.sample.own_context_from.set(here);
+    /// As [`M::on_own_context`], for a function of the program's allocator.
+    pub(crate) fn in_allocator<T>(&self, f: impl FnOnce() -> T) -> T {
         // Relaxed: a hint for sysmon.
         self.in_allocator.store(true, Ordering::Relaxed);
-        // SAFETY: a goroutine runs on this thread, so the thread's own context is suspended at
-        // `sp`: the stack below is free, and no other code uses its TLS block. The goroutine stays
-        // on this thread until the block is loaded, because it is inside the runtime. Allocators do
-        // not unwind.
-        unsafe { arch::call_on(entry, (&raw mut call).cast(), sp, tp) };
+        let result = self.on_own_context(f);
         self.in_allocator.store(false, Ordering::Relaxed);
-        self.sample.own_context_from.set(0);
-        match call.result {
-            Some(result) => result,
-            None => {
-                crate::sched::fatal(format_args!("a call on a thread's own stack did not return"))
-            }
-        }
+        result
     }
+}
+
+/// Calls `f`, a function of the program's allocator; on a goroutine, on the thread's own context.
+#[inline]
+pub(crate) fn in_allocator<T>(f: impl FnOnce() -> T) -> T {
+    if current_g().is_none() { f() } else { call_by(f, |m, call| m.in_allocator(call)) }
 }
 
 #[cfg(all(debug_assertions, feature = "std"))]

@@ -3,9 +3,9 @@
 //! The public functions of the crate and the interposed functions of libc (`interpose/`) share
 //! them.
 
-use crate::sched::allocator::with_m;
 use crate::sched::m::Rt;
 use crate::sched::monitor::handoff;
+use crate::sched::own_context::with_m;
 use crate::sched::wait::{self, reason::WaitReason};
 use crate::sched::{Sched, current_g, switch};
 use crate::sys::clock::{LATEST, Nanos};

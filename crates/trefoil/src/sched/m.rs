@@ -14,7 +14,7 @@
 //! |---|---|---|
 //! | [`Rt`] | inside the runtime, on a goroutine or on the thread's own context | owned |
 //! | [`OwnContext`] | inside the runtime, on the thread's own context | maybe |
-//! | the M in `allocator::with_m` | on a goroutine that cannot be preempted | maybe retaken |
+//! | the M in `own_context::with_m` | on a goroutine that cannot be preempted | maybe retaken |
 //!
 //! `hold` is the state of the M's ownership of the P in `m.p`:
 //!

@@ -50,6 +50,7 @@ pub(crate) mod latency;
 pub(crate) mod m;
 pub(crate) mod monitor;
 pub(crate) mod netpoll;
+pub(crate) mod own_context;
 pub(crate) mod p;
 pub(crate) mod p_snapshot;
 pub(crate) mod procs;

@@ -323,7 +323,7 @@ fn time_used_by(m: &M) -> Nanos {
 
 impl G {
     /// Returns whether the goroutine, taken from a queue of a runtime that shuts down, must go on.
-    fn must_be_drained(&self) -> bool {
+    pub(crate) fn must_be_drained(&self) -> bool {
         self.stopped_in_libc.get()
             || self.stopped_by_signal.get()
             || self.waits_as_holder.load(Ordering::Relaxed)
@@ -443,13 +443,20 @@ impl Sched {
         let global = || self.pop_expired().or_else(|| self.pop_global());
         let g = std::iter::from_fn(|| local().or_else(global))
             .find(|item| item.goroutine().is_some_and(G::must_be_drained))?;
-        p.begin_slice();
+        self.begin_slice(p);
         m.grace_until.set(time_used_by(m) + GRACE_NANOS);
-        // It stops at its next runtime call, or by sysmon's signal when its grace is over and it is
-        // outside of a library.
-        p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run_number());
         self.sysmon.wake();
         Some(g)
+    }
+
+    /// A goroutine from a queue is about to run on `p`. In a shutdown it is asked to stop: it does
+    /// so at its next runtime call, or by sysmon's signal when its grace is over and it is outside
+    /// of a library.
+    pub(crate) fn begin_slice(&self, p: &P) {
+        p.begin_slice();
+        if self.stopping.load(Ordering::Relaxed) {
+            p.ask_to_preempt(p.tick.load(Ordering::Relaxed), p.run_number());
+        }
     }
 
     /// Returns whether the runtime shuts down and no goroutine must go on. Until an M has ended for

@@ -2,7 +2,7 @@
 
 use crate::case::{LIMIT, case, done, no_core_file, run};
 use crate::common::raw::raw_sleep_through;
-use crate::common::{child_test, mark, ms};
+use crate::common::{child_test, mark, ms, tasks};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -400,4 +400,38 @@ fn locked_goroutines_take_turns_if_no_thread_is_free() {
     });
     locked.unwrap().join().unwrap();
     end_now(begun);
+}
+
+/// Locked goroutines that were preempted, maybe with a lock of libc's, were not resumed after their
+/// runtime had been dropped, and their threads stayed for ten seconds.
+#[test]
+fn locked_goroutines_end_with_their_runtime_if_no_thread_is_free() {
+    static RUNNING: AtomicUsize = AtomicUsize::new(0);
+    child_test!(limit = LIMIT, |child| {
+        run(child, "locked, runtime dropped", &[]).succeeded();
+    });
+    no_core_file();
+    let runtime = Runtime::builder().procs(1).max_threads(2).build().unwrap();
+    let compute = || {
+        let _locked = lock_os_thread();
+        RUNNING.fetch_add(1, SeqCst);
+        loop {
+            std::hint::spin_loop();
+        }
+    };
+    runtime.go(compute).unwrap();
+    runtime.go(compute).unwrap();
+    while RUNNING.load(SeqCst) < 2 {
+        thread::sleep(Duration::from_millis(10));
+    }
+    // Both have been preempted.
+    thread::sleep(Duration::from_millis(100));
+    let dropped = Instant::now();
+    drop(runtime);
+    let is_m = |(_, name): &(i32, String)| name.starts_with("trefoil-m");
+    while tasks().iter().any(is_m) {
+        assert!(dropped.elapsed() < Duration::from_secs(5), "their threads are left");
+        thread::sleep(Duration::from_millis(10));
+    }
+    done();
 }

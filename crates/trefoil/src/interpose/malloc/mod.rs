@@ -33,10 +33,10 @@ mod preloaded;
 #[cfg(all(test, debug_assertions))]
 mod tests;
 
-use crate::alloc::on_thread;
 use crate::mem::magazine::{self, BlocksOf, Class};
-use crate::sched::allocator::with_m;
+use crate::sched::allocator::in_allocator;
 use crate::sched::m::M;
+use crate::sched::own_context::with_m;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -186,7 +186,7 @@ unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { (real().malloc)(size) }))
+    or_no_memory(in_allocator(|| unsafe { (real().malloc)(size) }))
 }
 
 unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
@@ -203,7 +203,7 @@ unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         return block;
     }
     // SAFETY: allocates; it checks the product.
-    or_no_memory(on_thread(|| unsafe { (real().calloc)(count, size) }))
+    or_no_memory(in_allocator(|| unsafe { (real().calloc)(count, size) }))
 }
 
 unsafe extern "C" fn free(block: *mut c_void) {
@@ -218,7 +218,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
             let size = unsafe { malloc_usable_size(block) } + OVERHEAD_BYTES;
             let Some(class) = Class::filled_by(size) else {
                 // SAFETY: the caller's block.
-                return m.on_own_context(|| unsafe { (real().free)(block) });
+                return m.in_allocator(|| unsafe { (real().free)(block) });
             };
             // SAFETY: inside `with_m`, and the magazines of its M; the block is free, and large
             // enough for the class.
@@ -232,7 +232,7 @@ unsafe extern "C" fn free(block: *mut c_void) {
         }
     }
     // SAFETY: the caller's block.
-    on_thread(|| unsafe { (real().free)(block) });
+    in_allocator(|| unsafe { (real().free)(block) });
 }
 
 unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
@@ -262,7 +262,7 @@ unsafe extern "C" fn realloc(block: *mut c_void, size: usize) -> *mut c_void {
         }
     }
     // SAFETY: the caller's block.
-    let moved = on_thread(|| unsafe { (real().realloc)(block, size) });
+    let moved = in_allocator(|| unsafe { (real().realloc)(block, size) });
     // A size of 0 frees the block, and null is then no error.
     if size == 0 { moved } else { or_no_memory(moved) }
 }
@@ -271,7 +271,7 @@ unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
     crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { (real().memalign)(align, size) }))
+    or_no_memory(in_allocator(|| unsafe { (real().memalign)(align, size) }))
 }
 
 unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
@@ -293,7 +293,7 @@ unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: u
     // SAFETY: allocates; `out` is the caller's, and errno is left as it was (POSIX).
     unsafe {
         let errno = *libc::__errno_location();
-        let block = on_thread(|| (real().memalign)(align, size));
+        let block = in_allocator(|| (real().memalign)(align, size));
         *libc::__errno_location() = errno;
         if block.is_null() {
             return libc::ENOMEM;
@@ -307,14 +307,14 @@ unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
     crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { (real().valloc)(size) }))
+    or_no_memory(in_allocator(|| unsafe { (real().valloc)(size) }))
 }
 
 unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     #[cfg(debug_assertions)]
     crate::sched::allocator::assert_may_allocate();
     // SAFETY: allocates.
-    or_no_memory(on_thread(|| unsafe { (real().pvalloc)(size) }))
+    or_no_memory(in_allocator(|| unsafe { (real().pvalloc)(size) }))
 }
 
 weak_symbols!(malloc calloc realloc free memalign aligned_alloc posix_memalign valloc pvalloc);

@@ -237,9 +237,9 @@ impl Sched {
     /// Separates `p` from `m`, which is outside the runtime or on its way out, and hands it off,
     /// under the lock.
     fn release_p(&self, central: &mut Central, m: &'static M, p: &'static P) -> PendingWakes {
-        // Before `hold`, which makes the signal handler read it.
         m.without_p.asked_to_preempt.store(false, Ordering::Relaxed);
-        m.hold.store(RETAKEN, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `preempt::check_request`, which then reads the above.
+        m.hold.store(RETAKEN, Ordering::Release);
         m.without_p.since.set(now());
         m.without_p.is_unnoticed.set(false);
         // They were counted in a slice that ends here.

@@ -423,7 +423,8 @@ fn check_interruptible(m: &M, g: &G, context: &libc::ucontext_t) -> Result<(), P
 /// Checks that sysmon has asked the goroutine that runs on `m` to stop; and, in a runtime that
 /// shuts down, that the goroutine may stop for ever.
 fn check_request(m: &M, stopping: bool) -> Result<(), PreemptRefusal> {
-    let is_asked = match m.hold.load(Ordering::Relaxed) {
+    // Acquire: pairs with the Release in `release_p`.
+    let is_asked = match m.hold.load(Ordering::Acquire) {
         // Not inside `blocking`, for example.
         RETAKEN => m.without_p.is_asked_to_preempt(),
         _ => m.p.get().is_some_and(P::is_asked_to_preempt),

@@ -199,7 +199,7 @@ impl Sched {
         self.spill(central, p);
         let locked = if retires { None } else { self.pop_locked_goroutine(central) };
         if let Some((g, m)) = locked {
-            p.begin_slice();
+            self.begin_slice(p);
             central.hand_to_locked_m(m, g, p);
         } else if retires {
             self.collect_carriers(central, p);
@@ -213,7 +213,7 @@ impl Sched {
         }
         // Without a goroutine for it, a locked M checks whether it must serve the timers.
         let m = locked.map(|(_, m)| m).or(central.locked_ms);
-        PendingWakes { m, ..PendingWakes::NONE }
+        PendingWakes { m, helper: None, sysmon: locked.map(|_| self.sysmon) }
     }
 
     /// Hands off the P of `m`, if it has one, because the thread of `m` ends or its runtime stops.

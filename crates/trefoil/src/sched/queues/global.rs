@@ -190,20 +190,24 @@ impl Sched {
         })
     }
 
-    /// Under the lock: takes the first goroutine that is locked to an M. Returns that M too.
+    /// Under the lock: takes the first goroutine that is locked to an M; in a shutdown, the first one
+    /// that must go on. Returns that M too.
     pub(super) fn pop_locked_goroutine(
         &self,
         central: &mut Central,
     ) -> Option<(&'static G, &'static M)> {
         let is_none_locked = self.locked_goroutines.load(Ordering::Relaxed) == 0;
-        // A simulation decides by itself what runs; in a shutdown `next_to_drain` does.
-        let others_decide = self.simulation.is_some() || self.stopping.load(Ordering::Relaxed);
-        if is_none_locked || others_decide {
+        // A simulation decides by itself what runs.
+        if is_none_locked || self.simulation.is_some() || self.is_drained() {
             return None;
         }
+        let stopping = self.stopping.load(Ordering::Relaxed);
+        let may_run = |item: Runnable| {
+            is_locked(item) && (!stopping || item.goroutine().is_some_and(G::must_be_drained))
+        };
         let GlobalQueues { fresh, woken, expired } = &mut central.global;
         let item =
-            [woken, fresh, expired].into_iter().find_map(|list| list.remove_first(is_locked))?;
+            [woken, fresh, expired].into_iter().find_map(|list| list.remove_first(may_run))?;
         self.publish_global_len(central);
         let g = item.goroutine()?;
         Some((g, g.locked.get()?))

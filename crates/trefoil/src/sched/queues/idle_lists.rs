@@ -67,6 +67,8 @@ impl Central {
         self.remove_locked_m(m);
         m.chosen.set(Some(g));
         m.handed.set(Some(p));
+        // In a shutdown the goroutine gets a new grace.
+        m.grace_until.set(0);
     }
 
     /// Takes out an M that waits for a P: an idle one, the idle poller, or a locked one. Returns
