@@ -59,6 +59,13 @@ fn reads_in_here(fd: i32) {
     black_box(());
 }
 
+/// Waits for an OS thread. The calls in between are std's, which use the frame pointer.
+#[inline(never)]
+fn joins_a_thread_in_here() {
+    let _ = std::thread::spawn(|| std::thread::sleep(Duration::from_secs(3600))).join();
+    black_box(());
+}
+
 /// Not a test: the process that the tests inspect.
 #[test]
 fn child() {
@@ -102,6 +109,7 @@ fn begin_waits() {
     // SAFETY: the kernel writes two descriptors.
     assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
     named("reader").go(move || reads_in_here(pipe[0])).unwrap();
+    named("thread joiner").go(joins_a_thread_in_here).unwrap();
     let (tx, rx) = trefoil::chan::bounded::<()>(0);
     std::mem::forget(tx);
     let future = async move {
@@ -277,6 +285,7 @@ const WAITS: &[&[&str]] = &[
     &["\"sleeper\"", "sleep", "sleeps_in_here"],
     &["\"joiner\"", "join", "debuggers.rs"],
     &["\"reader\"", "running", "reads_in_here"],
+    &["\"thread joiner\"", "running", "joins_a_thread_in_here"],
     &["\"spinner", "runnable, preempted", "spins_in_here"],
     &["\"spinner", "running"],
     &["task ", "chan receive", "debuggers.rs"],
@@ -305,13 +314,13 @@ fn ps_lists_where_each_goroutine_waits() {
     let list = || complete(trefoil(&["ps", "--all", &pid]).unwrap());
     let text = wait_for("all goroutines", list);
     assert!(text.starts_with("runtime "), "{text}");
-    assert!(text.contains(": goroutines 8, tasks 1, Ps 1 "), "{text}");
+    assert!(text.contains(": goroutines 9, tasks 1, Ps 1 "), "{text}");
     assert!(text.contains("running, in read"), "{text}");
     assert!(text.contains("\"waiting task\""), "{text}");
     let waiting = trefoil(&["ps", "--state", "chan receive", &pid]).unwrap();
     assert!(waiting.contains("receives_in_here") && !waiting.contains("spins_in"), "{waiting}");
     let top = trefoil(&["ps", "--top", "1", &pid]).unwrap();
-    assert!(top.contains("… and 8 more in 8 lines"), "{top}");
+    assert!(top.contains("… and 9 more in 9 lines"), "{top}");
 }
 
 #[test]

@@ -15,6 +15,10 @@ use super::memory::{Cpu, Process, Registers, read_elf};
 
 /// Frames that are followed at most, the runtime's own included.
 const FRAMES_MAX: usize = 256;
+/// How far above a frame its frame record is searched for, if no register tells.
+const RECORD_SEARCH_BYTES: u64 = 16 << 10;
+/// The bytes of the code that calls a goroutine's first function.
+const ENTRY_BYTES: u64 = 16;
 /// Frames of a stack that are shown at most.
 const SHOWN_MAX: usize = 64;
 
@@ -52,6 +56,13 @@ pub(super) struct Frame {
     pub(super) file: String,
     /// 0 if unknown.
     pub(super) line: u32,
+}
+
+/// The parts of the runtime's code that the unwind tables do not suffice for.
+pub(super) struct SpecialCode {
+    /// What calls a goroutine's first function: the end of each stack.
+    pub(super) entry: u64,
+    pub(super) trampoline: Trampoline,
 }
 
 /// The code in which a goroutine is that was stopped by a signal.
@@ -148,13 +159,49 @@ impl Unwinder {
     }
 
     /// Returns the code addresses of the calls on a stack, innermost first.
+    ///
+    /// Of a live thread only the stack pointer and the program counter are known. std's functions
+    /// find their callers by the frame pointer, and so do all on aarch64. Then the frame record, a
+    /// pair of the caller's frame pointer and the return address, is searched for on the stack. The
+    /// first one counts from which the calls lead to the end of the stack.
     pub(super) fn unwind(
         &mut self,
         registers: Registers,
         innermost: Innermost,
-        trampoline: &Trampoline,
-        word: impl FnMut(u64) -> Option<u64>,
+        code: &SpecialCode,
+        mut word: impl FnMut(u64) -> Option<u64>,
     ) -> Vec<u64> {
+        let (mut frames, sp) = self.unwind_from(registers, innermost, code, &mut word);
+        if registers.fp != 0 || code.is_whole(&frames) {
+            return frames;
+        }
+        let candidates = (sp..sp.saturating_add(RECORD_SEARCH_BYTES)).step_by(8);
+        let callers = candidates.map_while(|at| Some((at, word(at)?))).collect::<Vec<_>>();
+        for pair in callers.windows(2) {
+            let [(at, fp), (_, pc)] = [pair[0], pair[1]];
+            let is_code = self.modules.iter().any(|m| (m.start..m.end).contains(&pc));
+            if !is_code || (fp != 0 && fp <= at) {
+                continue;
+            }
+            let registers = Registers { pc, sp: at + 16, fp, lr: pc };
+            let (rest, _) = self.unwind_from(registers, Innermost::Call, code, &mut word);
+            if code.is_whole(&rest) {
+                frames.extend(rest);
+                break;
+            }
+        }
+        frames
+    }
+
+    /// Unwinds with all registers. Also returns the stack pointer of the last frame.
+    fn unwind_from(
+        &mut self,
+        registers: Registers,
+        innermost: Innermost,
+        code: &SpecialCode,
+        word: Word<'_>,
+    ) -> (Vec<u64>, u64) {
+        let trampoline = &code.trampoline;
         let Registers { pc, sp, fp, lr } = registers;
         let first = match innermost {
             Innermost::Call => FrameAddress::from_return_address(pc),
@@ -162,18 +209,23 @@ impl Unwinder {
         };
         match &mut self.tables {
             Tables::X86_64(unwinder, cache) => {
-                let registers = UnwindRegsX86_64::new(pc, sp, fp);
-                callers(unwinder, cache, registers, first, trampoline, word, |_, _| None)
+                let mut registers = UnwindRegsX86_64::new(pc, sp, fp);
+                let stopped = |_: &_, _: Word<'_>| None;
+                let frames =
+                    callers(unwinder, cache, &mut registers, first, trampoline, word, stopped);
+                (frames, registers.sp())
             }
             Tables::Aarch64(unwinder, cache) => {
-                let registers = UnwindRegsAarch64::new(lr, sp, fp);
+                let mut registers = UnwindRegsAarch64::new(lr, sp, fp);
                 let stopped = |registers: &UnwindRegsAarch64, word: Word<'_>| {
                     let saved = registers.sp().wrapping_add(trampoline.registers?);
                     let mut register = |number: u64| word(saved.wrapping_add(8 * number));
                     let [fp, lr, sp, pc] = [29, 30, 31, 32].map(&mut register);
                     Some((UnwindRegsAarch64::new(lr?, sp?, fp?), pc?))
                 };
-                callers(unwinder, cache, registers, first, trampoline, word, stopped)
+                let frames =
+                    callers(unwinder, cache, &mut registers, first, trampoline, word, stopped);
+                (frames, registers.sp())
             }
         }
     }
@@ -209,6 +261,14 @@ impl Unwinder {
     }
 }
 
+impl SpecialCode {
+    /// Returns whether the calls lead to the end of a goroutine's stack.
+    fn is_whole(&self, frames: &[u64]) -> bool {
+        let entry = self.entry..self.entry.saturating_add(ENTRY_BYTES);
+        frames.last().is_some_and(|last| entry.contains(last))
+    }
+}
+
 /// Reads a word of a stack.
 type Word<'a> = &'a mut dyn FnMut(u64) -> Option<u64>;
 
@@ -218,10 +278,10 @@ type Word<'a> = &'a mut dyn FnMut(u64) -> Option<u64>;
 fn callers<U: framehop::Unwinder>(
     unwinder: &U,
     cache: &mut U::Cache,
-    mut registers: U::UnwindRegs,
+    registers: &mut U::UnwindRegs,
     first: Option<FrameAddress>,
     trampoline: &Trampoline,
-    mut word: impl FnMut(u64) -> Option<u64>,
+    word: Word<'_>,
     stopped: impl Fn(&U::UnwindRegs, Word<'_>) -> Option<(U::UnwindRegs, u64)>,
 ) -> Vec<u64> {
     let mut frames = Vec::new();
@@ -231,15 +291,15 @@ fn callers<U: framehop::Unwinder>(
     {
         frames.push(address.address_for_lookup());
         let in_trampoline = trampoline.code.contains(&address.address());
-        let goroutine = if in_trampoline { stopped(&registers, &mut word) } else { None };
+        let goroutine = if in_trampoline { stopped(registers, word) } else { None };
         let caller = match goroutine {
             Some((its_registers, pc)) => {
-                registers = its_registers;
+                *registers = its_registers;
                 pc
             }
             None => {
                 let mut read = |address| word(address).ok_or(());
-                match unwinder.unwind_frame(address, &mut registers, cache, &mut read) {
+                match unwinder.unwind_frame(address, registers, cache, &mut read) {
                     Ok(Some(caller)) => caller,
                     _ => break,
                 }

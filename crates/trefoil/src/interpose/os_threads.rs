@@ -5,17 +5,65 @@
 //! the lock with their Ms, no M would be left to resume it. So the functions run on the M's own
 //! context, where a goroutine neither stops nor parks.
 //!
+//! A goroutine waits for the end of a thread before that, on its own stack and without the lock, so
+//! that dumps show where it is.
+//!
 //! `pthread_create`, `pthread_join` and `pthread_detach` are in `threads.rs`: there the thread may
 //! be a goroutine.
 //!
 //! Known limit: what libc starts by itself (`timer_create` with `SIGEV_THREAD`, `mq_notify`, `aio_*`,
 //! `getaddrinfo_a`) is not among them.
 
+use super::park::on_goroutine;
+use super::symbol::NextSymbol;
+use crate::mem::tls::tid_word;
 use crate::sched::own_context::on_thread;
+use crate::sys::futex::futex_wait_shared;
 use libc::{clockid_t, pthread_t, timespec};
 use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 type C11Start = extern "C" fn(*mut c_void) -> c_int;
+/// C11's `thrd_error`.
+const C11_ERROR: c_int = 2;
+
+type Join = unsafe fn(pthread_t, *mut *mut c_void) -> c_int;
+type TimedJoin = unsafe extern "C" fn(pthread_t, *mut *mut c_void, *const timespec) -> c_int;
+
+/// Joins `thread`, which is an OS thread, by libc's function `real`.
+///
+/// # Safety
+/// As the manual page of `pthread_join` says.
+pub(super) unsafe fn join(thread: pthread_t, value: *mut *mut c_void, real: Join) -> c_int {
+    static TIMED_JOIN: NextSymbol = NextSymbol::of_c_name("pthread_timedjoin_np\0");
+    // SAFETY: the caller's arguments; libc's function of that name and type.
+    unsafe {
+        // libc refuses to let a thread wait for itself. On the M's own context it would not notice.
+        if !on_goroutine() || thread == libc::pthread_self() {
+            return real(thread, value);
+        }
+        // Refuses what cannot be joined, and joins a thread that has ended.
+        let past = timespec { tv_sec: 0, tv_nsec: 0 };
+        let rc = on_thread(|| TIMED_JOIN.function::<TimedJoin>()(thread, value, &past));
+        if rc != libc::ETIMEDOUT {
+            return rc;
+        }
+        wait_until_cleared(tid_word(thread));
+        on_thread(|| real(thread, value))
+    }
+}
+
+/// Waits until the kernel has cleared the id of a thread, because the thread has ended.
+fn wait_until_cleared(tid: &AtomicU32) {
+    loop {
+        // Acquire: what the thread has done comes before. (libc does the same.)
+        match tid.load(Ordering::Acquire) {
+            0 => return,
+            alive => futex_wait_shared(tid, alive),
+        }
+    }
+}
 
 interpose! {
     /// C11's function.
@@ -24,9 +72,18 @@ interpose! {
 }
 
 interpose! {
-    /// C11's function.
+    /// C11's function, which is `pthread_join` with other results.
     fn thrd_join(thread: pthread_t, value: *mut c_int) -> c_int;
-    with real => on_thread(|| real(thread, value))
+    always => {
+        let mut result = null_mut();
+        if libc::pthread_join(thread, &raw mut result) != 0 {
+            return C11_ERROR;
+        }
+        if !value.is_null() {
+            value.write(result.addr() as c_int);
+        }
+        0
+    }
 }
 
 interpose! {

@@ -42,6 +42,7 @@ pub(super) mod driver_watch;
 #[cfg(all(test, feature = "tokio"))]
 mod tests;
 
+use super::os_threads::join;
 use super::park::may_park;
 use super::symbol::NextSymbol;
 use crate::join_handle::Join;
@@ -447,7 +448,7 @@ interpose! {
     /// POSIX's function.
     fn pthread_join(thread: pthread_t, value: *mut *mut c_void) -> c_int;
     with real => match claim(thread, Claim::Join) {
-        None => on_thread(|| real(thread, value)),
+        None => join(thread, value, real),
         Some(Err(error)) => error,
         Some(Ok(Claimed { handle, thread, has_returned })) => {
             if handle.never_ends() {

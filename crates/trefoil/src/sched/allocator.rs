@@ -9,6 +9,7 @@
 //! Invariant 1: the magazines of an M are touched by its thread only: by a goroutine inside
 //! `with_m`, or on the thread's own context while no goroutine runs on the M.
 
+#[cfg(all(debug_assertions, feature = "std"))]
 use crate::arch;
 use crate::mem::magazine::{BlocksOf, Chain, Class, GiveBack, Magazines};
 use crate::sched::current_g;

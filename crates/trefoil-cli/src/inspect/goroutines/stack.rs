@@ -6,7 +6,7 @@
 
 use super::{M, Reader, Stack};
 use crate::inspect::memory::{Process, Registers, u32_at, u64_at};
-use crate::inspect::stacks::{Innermost, Trampoline, Unwinder};
+use crate::inspect::stacks::{Innermost, SpecialCode, Trampoline, Unwinder};
 
 /// Bytes of a stack that are read at once; deeper frames are read when they are needed.
 const STACK_BYTES: u64 = 2 << 10;
@@ -70,8 +70,9 @@ impl Reader<'_> {
         let innermost = if suspended { Innermost::Call } else { Innermost::Instruction };
         let code = at.trampoline..at.trampoline_end;
         let trampoline = Trampoline { code, registers: at.trampoline_registers };
+        let code = SpecialCode { entry: at.entry_stub, trampoline };
         let addresses =
-            unwinder.unwind(registers, innermost, &trampoline, |address| memory.word(address));
+            unwinder.unwind(registers, innermost, &code, |address| memory.word(address));
         if addresses.is_empty() { unreadable } else { Stack::Addresses(addresses) }
     }
 }

@@ -93,6 +93,8 @@ use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
+#[cfg(feature = "std")]
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How blocks are made.
@@ -428,6 +430,20 @@ pub(crate) unsafe fn tid_of(tp: usize) -> u32 {
 #[cfg(feature = "std")]
 pub(crate) fn pthread_of(tp: usize) -> libc::pthread_t {
     layout().pthread_at(tp) as libc::pthread_t
+}
+
+/// Returns the word in which glibc has the id of an OS thread. The kernel clears it when the thread
+/// ends, and wakes those that sleep on it.
+///
+/// # Safety
+/// `thread` has not been joined or detached, and is not while the word is used.
+#[cfg(feature = "std")]
+pub(crate) unsafe fn tid_word<'a>(thread: libc::pthread_t) -> &'a AtomicU32 {
+    let layout = layout();
+    // The inverse of `pthread_at`.
+    let tp = raw::at(thread as usize, -layout.pthread_self);
+    // SAFETY: the caller's contract; an aligned word of the thread's `struct pthread`.
+    unsafe { AtomicU32::from_ptr(raw::at(tp, layout.tid) as *mut u32) }
 }
 
 /// Returns the layout. `init` was called before.
