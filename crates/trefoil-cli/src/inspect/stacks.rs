@@ -43,6 +43,8 @@ struct Module {
     bias: u64,
     path: PathBuf,
     bytes: &'static [u8],
+    /// Its code, and the address in the file where that begins.
+    text: Option<(u64, &'static [u8])>,
     /// Read when a first address is looked up.
     symbols: Option<SymbolFile>,
 }
@@ -141,7 +143,7 @@ impl Unwinder {
             bias,
             ExplicitModuleSectionInfo {
                 base_svma: 0,
-                text_svma,
+                text_svma: text_svma.clone(),
                 text,
                 eh_frame_svma,
                 eh_frame,
@@ -154,7 +156,9 @@ impl Unwinder {
             Tables::X86_64(unwinder, _) => unwinder.add_module(module),
             Tables::Aarch64(unwinder, _) => unwinder.add_module(module),
         }
-        self.modules.push(Module { start, end, bias, path: path.into(), bytes, symbols: None });
+        let text = text_svma.zip(text).map(|(range, text)| (range.start, text));
+        let path = path.into();
+        self.modules.push(Module { start, end, bias, path, bytes, text, symbols: None });
         Some(())
     }
 
@@ -172,15 +176,14 @@ impl Unwinder {
         mut word: impl FnMut(u64) -> Option<u64>,
     ) -> Vec<u64> {
         let (mut frames, sp) = self.unwind_from(registers, innermost, code, &mut word);
-        if registers.fp != 0 || code.is_whole(&frames) {
+        if registers.fp != 0 || code.is_whole(&frames) || frames.len() >= FRAMES_MAX {
             return frames;
         }
         let candidates = (sp..sp.saturating_add(RECORD_SEARCH_BYTES)).step_by(8);
         let callers = candidates.map_while(|at| Some((at, word(at)?))).collect::<Vec<_>>();
         for pair in callers.windows(2) {
             let [(at, fp), (_, pc)] = [pair[0], pair[1]];
-            let is_code = self.modules.iter().any(|m| (m.start..m.end).contains(&pc));
-            if !is_code || (fp != 0 && fp <= at) {
+            if !self.is_after_call(pc) || (fp != 0 && fp <= at) {
                 continue;
             }
             let registers = Registers { pc, sp: at + 16, fp, lr: pc };
@@ -191,6 +194,26 @@ impl Unwinder {
             }
         }
         frames
+    }
+
+    /// Returns whether `pc` is the address of the instruction after a call.
+    fn is_after_call(&self, pc: u64) -> bool {
+        let module = self.modules.iter().find(|m| (m.start..m.end).contains(&pc));
+        let Some(before) = module.and_then(|m| m.code_before(pc)) else { return false };
+        let last = |n: usize| before.len().checked_sub(n).map(|at| before[at]);
+        match self.tables {
+            // call rel32; or call with a register or memory: ff /2, with up to 5 bytes more.
+            Tables::X86_64(..) => {
+                let is_indirect =
+                    |n| last(n) == Some(0xff) && last(n - 1).is_some_and(|b| b >> 3 & 7 == 2);
+                last(5) == Some(0xe8) || (2..=7).any(is_indirect)
+            }
+            // bl; or blr.
+            Tables::Aarch64(..) => before.last_chunk().is_some_and(|&bytes| {
+                let instruction = u32::from_le_bytes(bytes);
+                instruction >> 26 == 0b10_0101 || instruction & 0xffff_fc1f == 0xd63f_0000
+            }),
+        }
     }
 
     /// Unwinds with all registers. Also returns the stack pointer of the last frame.
@@ -317,6 +340,13 @@ fn callers<U: framehop::Unwinder>(
 }
 
 impl Module {
+    /// Returns its code up to an address, which lies in it.
+    fn code_before(&self, address: u64) -> Option<&'static [u8]> {
+        let (start, text) = self.text?;
+        let len = address.checked_sub(self.bias)?.checked_sub(start)?;
+        text.get(..usize::try_from(len).ok()?)
+    }
+
     /// Returns the calls at an address: several if functions were inlined.
     fn resolve(&mut self, address: u64) -> Vec<Frame> {
         let probe = address.wrapping_sub(self.bias);

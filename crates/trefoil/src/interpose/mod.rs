@@ -175,7 +175,7 @@ pub(crate) fn install() {
             threads::kept_symbol(),
             threads::pthread_join as *const (),
             threads::pthread_detach as *const (),
-            os_threads::thrd_create as *const (),
+            os_threads::kept_symbol(),
         ]);
     }
 }

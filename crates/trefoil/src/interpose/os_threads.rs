@@ -11,12 +11,14 @@
 //! `pthread_create`, `pthread_join` and `pthread_detach` are in `threads.rs`: there the thread may
 //! be a goroutine.
 //!
+//! C11's functions are weak symbols: some libraries bring their own, under the same names.
+//!
 //! Known limit: what libc starts by itself (`timer_create` with `SIGEV_THREAD`, `mq_notify`, `aio_*`,
 //! `getaddrinfo_a`) is not among them.
 
 use super::park::on_goroutine;
 use super::symbol::NextSymbol;
-use crate::mem::tls::tid_word;
+use crate::mem::tls::cleared_at_end;
 use crate::sched::own_context::on_thread;
 use crate::sys::futex::futex_wait_shared;
 use libc::{clockid_t, pthread_t, timespec};
@@ -49,47 +51,82 @@ pub(super) unsafe fn join(thread: pthread_t, value: *mut *mut c_void, real: Join
         if rc != libc::ETIMEDOUT {
             return rc;
         }
-        wait_until_cleared(tid_word(thread));
+        if let Some(word) = cleared_at_end(thread) {
+            wait_until_cleared(word);
+        }
         on_thread(|| real(thread, value))
     }
 }
 
-/// Waits until the kernel has cleared the id of a thread, because the thread has ended.
-fn wait_until_cleared(tid: &AtomicU32) {
+/// Waits until the kernel has cleared the word, because the thread has ended.
+fn wait_until_cleared(word: &AtomicU32) {
     loop {
         // Acquire: what the thread has done comes before. (libc does the same.)
-        match tid.load(Ordering::Acquire) {
+        match word.load(Ordering::Acquire) {
             0 => return,
-            alive => futex_wait_shared(tid, alive),
+            alive => futex_wait_shared(word, alive),
         }
     }
 }
 
-interpose! {
-    /// C11's function.
-    fn thrd_create(thread: *mut pthread_t, start: C11Start, argument: *mut c_void) -> c_int;
-    with real => on_thread(|| real(thread, start, argument))
+/// Calls `real`, which waits for a while, and then joins `thread`.
+///
+/// # Safety
+/// As the manual page of `real` says.
+unsafe fn join_for_a_while(thread: pthread_t, real: impl FnOnce() -> c_int) -> c_int {
+    // As in `join`.
+    // SAFETY: no conditions.
+    if thread == unsafe { libc::pthread_self() } { real() } else { on_thread(real) }
 }
 
-interpose! {
-    /// C11's function, which is `pthread_join` with other results.
-    fn thrd_join(thread: pthread_t, value: *mut c_int) -> c_int;
-    always => {
-        let mut result = null_mut();
+/// C11's function.
+unsafe extern "C" fn thrd_create(
+    thread: *mut pthread_t,
+    start: C11Start,
+    argument: *mut c_void,
+) -> c_int {
+    type Real = unsafe extern "C" fn(*mut pthread_t, C11Start, *mut c_void) -> c_int;
+    static NEXT: NextSymbol = NextSymbol::of_c_name("thrd_create\0");
+    // SAFETY: the caller's arguments; libc's function of that name and type.
+    on_thread(|| unsafe { NEXT.function::<Real>()(thread, start, argument) })
+}
+
+/// C11's function, which is `pthread_join` with other results.
+unsafe extern "C" fn thrd_join(thread: pthread_t, value: *mut c_int) -> c_int {
+    let mut result = null_mut();
+    // SAFETY: the caller's thread, and null or a place for its result.
+    unsafe {
         if libc::pthread_join(thread, &raw mut result) != 0 {
             return C11_ERROR;
         }
         if !value.is_null() {
             value.write(result.addr() as c_int);
         }
-        0
     }
+    0
 }
 
-interpose! {
-    /// C11's function.
-    fn thrd_detach(thread: pthread_t) -> c_int;
-    with real => on_thread(|| real(thread))
+/// C11's function.
+unsafe extern "C" fn thrd_detach(thread: pthread_t) -> c_int {
+    type Real = unsafe extern "C" fn(pthread_t) -> c_int;
+    static NEXT: NextSymbol = NextSymbol::of_c_name("thrd_detach\0");
+    // SAFETY: the caller's thread; libc's function of that name and type.
+    on_thread(|| unsafe { NEXT.function::<Real>()(thread) })
+}
+
+weak_symbols!(thrd_create thrd_join thrd_detach);
+
+/// Returns the address of a weak symbol, so that the linker keeps it and the others.
+pub(super) fn kept_symbol() -> *const () {
+    unsafe extern "C" {
+        #[link_name = "thrd_create"]
+        fn weak_thrd_create(
+            thread: *mut pthread_t,
+            start: C11Start,
+            argument: *mut c_void,
+        ) -> c_int;
+    }
+    weak_thrd_create as *const ()
 }
 
 interpose! {
@@ -105,7 +142,7 @@ interpose! {
         value: *mut *mut c_void,
         until: *const timespec
     ) -> c_int;
-    with real => on_thread(|| real(thread, value, until))
+    with real => join_for_a_while(thread, || real(thread, value, until))
 }
 
 interpose! {
@@ -116,5 +153,5 @@ interpose! {
         clock: clockid_t,
         until: *const timespec
     ) -> c_int;
-    with real => on_thread(|| real(thread, value, clock, until))
+    with real => join_for_a_while(thread, || real(thread, value, clock, until))
 }

@@ -14,6 +14,8 @@
 use crate::arch;
 use crate::sched::current_g;
 use crate::sched::m::M;
+#[cfg(feature = "std")]
+use crate::sys::fork::is_forked;
 use std::ptr::null_mut;
 
 /// On a goroutine: calls `f` with the M that runs it. Meanwhile the goroutine is not preempted and
@@ -84,11 +86,16 @@ impl M {
     }
 }
 
-/// Calls `f`; on a goroutine, on the thread's own context.
+/// Calls `f`; on a goroutine, on the thread's own context. Not in a child of `fork`: there libc may
+/// use the thread's stack for a new thread, because it takes the goroutine for the thread.
 #[cfg(feature = "std")]
 #[inline]
 pub(crate) fn on_thread<T>(f: impl FnOnce() -> T) -> T {
-    if current_g().is_none() { f() } else { call_by(f, |m, call| m.on_own_context(call)) }
+    if current_g().is_none() || is_forked() {
+        f()
+    } else {
+        call_by(f, |m, call| m.on_own_context(call))
+    }
 }
 
 /// Calls `f`; on a goroutine, by `run`, inside [`with_m`].

@@ -2,12 +2,25 @@
 
 use crate::common::{cpus, runtime, watchdog};
 use crate::{check, same_on_both};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicU32;
 
 unsafe extern "C" {
     // Not declared by the crate `libc`.
     fn pthread_getcpuclockid(thread: libc::pthread_t, clock: *mut libc::clockid_t) -> c_int;
+    fn pthread_tryjoin_np(thread: libc::pthread_t, value: *mut *mut c_void) -> c_int;
+    fn pthread_timedjoin_np(
+        thread: libc::pthread_t,
+        value: *mut *mut c_void,
+        until: *const libc::timespec,
+    ) -> c_int;
+    fn thrd_create(
+        thread: *mut libc::pthread_t,
+        start: extern "C" fn(*mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn thrd_join(thread: libc::pthread_t, value: *mut c_int) -> c_int;
     fn pthread_rwlock_timedrdlock(
         lock: *mut libc::pthread_rwlock_t,
         at: *const libc::timespec,
@@ -149,4 +162,57 @@ fn affinity_and_priority_are_set_only_on_a_locked_thread() {
     let denied = libc::EPERM;
     assert_eq!((refused.0, refused.1, refused.2, refused.3), (denied, denied, denied, true));
     assert_eq!((allowed.0, allowed.1, allowed.2, allowed.4), (0, 0, 0, true));
+}
+
+/// Joins of a thread that runs, has ended, was detached, or is the caller.
+#[test]
+fn os_threads_are_joined_or_refused() {
+    let _w = watchdog();
+    /// Sleeps for some milliseconds.
+    extern "C" fn body(millis: *mut c_void) -> *mut c_void {
+        std::thread::sleep(std::time::Duration::from_millis(millis.addr() as u64));
+        millis.wrapping_byte_add(1)
+    }
+    extern "C" fn c11_body(millis: *mut c_void) -> c_int {
+        body(millis).addr() as c_int
+    }
+    fn start(millis: usize) -> libc::pthread_t {
+        let mut thread = 0;
+        let argument = std::ptr::without_provenance_mut(millis);
+        // SAFETY: the attributes are the default, and the function takes any argument.
+        assert_eq!(unsafe { libc::pthread_create(&mut thread, null(), body, argument) }, 0);
+        thread
+    }
+    let found = same_on_both(|| {
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let later = libc::timespec { tv_sec: i32::MAX.into(), tv_nsec: 0 };
+        let mut values = [null_mut(); 3];
+        let [first, second, third] = values.each_mut().map(|value| &raw mut *value);
+        let mut c11_value = 0;
+        // SAFETY: threads that were started here; each is joined or detached once. The last one
+        // runs for longer than the refused join.
+        let results = unsafe {
+            let (slow, other, detached) = (start(100), start(20), start(2000));
+            let mut c11 = 0;
+            let created = thrd_create(&mut c11, c11_body, std::ptr::without_provenance_mut(30));
+            [
+                pthread_tryjoin_np(slow, null_mut()),
+                pthread_timedjoin_np(slow, null_mut(), &now),
+                libc::pthread_join(slow, first),
+                pthread_timedjoin_np(other, second, &later),
+                libc::pthread_join(start(0), third),
+                libc::pthread_join(libc::pthread_self(), null_mut()),
+                pthread_timedjoin_np(libc::pthread_self(), null_mut(), &now),
+                libc::pthread_detach(detached),
+                libc::pthread_join(detached, null_mut()),
+                created,
+                thrd_join(c11, &mut c11_value),
+            ]
+        };
+        (results, values.map(|value| value.addr()), c11_value)
+    });
+    let (busy, late) = (libc::EBUSY, libc::ETIMEDOUT);
+    let (deadlock, invalid) = (libc::EDEADLK, libc::EINVAL);
+    let results = [busy, late, 0, 0, 0, deadlock, deadlock, 0, invalid, 0, 0];
+    assert_eq!(found, (results, [101, 21, 1], 31));
 }

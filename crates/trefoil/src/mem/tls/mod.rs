@@ -432,18 +432,18 @@ pub(crate) fn pthread_of(tp: usize) -> libc::pthread_t {
     layout().pthread_at(tp) as libc::pthread_t
 }
 
-/// Returns the word in which glibc has the id of an OS thread. The kernel clears it when the thread
-/// ends, and wakes those that sleep on it.
+/// Returns the word of an OS thread that the kernel clears when the thread ends. Then it wakes
+/// those that sleep on the word. Returns None if the kernel does not tell where the word is.
 ///
 /// # Safety
 /// `thread` has not been joined or detached, and is not while the word is used.
 #[cfg(feature = "std")]
-pub(crate) unsafe fn tid_word<'a>(thread: libc::pthread_t) -> &'a AtomicU32 {
+pub(crate) unsafe fn cleared_at_end<'a>(thread: libc::pthread_t) -> Option<&'a AtomicU32> {
     let layout = layout();
     // The inverse of `pthread_at`.
     let tp = raw::at(thread as usize, -layout.pthread_self);
     // SAFETY: the caller's contract; an aligned word of the thread's `struct pthread`.
-    unsafe { AtomicU32::from_ptr(raw::at(tp, layout.tid) as *mut u32) }
+    Some(unsafe { AtomicU32::from_ptr(raw::at(tp, layout.clear_tid?) as *mut u32) })
 }
 
 /// Returns the layout. `init` was called before.

@@ -141,7 +141,7 @@ pub(crate) fn wait_for_g(rt: OwnContext, g: &'static G) -> bool {
         let wake = m.p.take().map(|p| sched.hand_off(&mut central, p));
         // Another M may have handed over the goroutine and a P already.
         let handed = m.handed.take();
-        let over = ended || sched.commit_drained(&mut central);
+        let over = ended || (handed.is_none() && sched.commit_drained(&mut central));
         if over {
             central.remove_locked_m(m);
         }
