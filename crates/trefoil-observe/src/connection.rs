@@ -197,3 +197,42 @@ impl Connection {
         self.stream.close();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A state that began `seconds` ago.
+    fn state(phase: Phase, seconds: u64) -> State {
+        let then = Instant::now() - Duration::from_secs(seconds);
+        // The other time must not matter.
+        let (idle_at, waits_since) = match phase {
+            Phase::Waits => (then - PATIENCE, then),
+            _ => (then, then - PATIENCE),
+        };
+        State { phase, idle_at, waits_since }
+    }
+
+    #[test]
+    fn slow_clients_are_closed_before_others_and_the_slowest_first() {
+        let (patient, slow) = (0, 4);
+        let in_order = [
+            (Phase::Receives, slow + 2),
+            (Phase::Receives, slow),
+            (Phase::Waits, slow + 4),
+            (Phase::Waits, slow + 2),
+            (Phase::Receives, patient + 1),
+            (Phase::Receives, patient),
+        ];
+        let orders: Vec<_> = in_order
+            .map(|(phase, seconds)| {
+                state(phase, seconds).closing_order().expect("it may be closed")
+            })
+            .into();
+        assert!(orders.is_sorted_by(|a, b| a < b), "{orders:?}");
+        let kept = [(Phase::Waits, patient), (Phase::Answers, slow), (Phase::Closed, slow)];
+        for (phase, seconds) in kept {
+            assert_eq!(state(phase, seconds).closing_order(), None, "{phase:?}");
+        }
+    }
+}
