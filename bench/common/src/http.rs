@@ -2,10 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::{Args, Report, cpu_time, size};
+
+/// The time of a [`Load`] that nobody has dropped.
+const LONG: Duration = Duration::from_secs(600);
 
 /// What the servers answer: `hello`, or as many bytes as `body=` says.
 pub fn body(args: &Args) -> &'static str {
@@ -26,12 +29,21 @@ pub fn ask(args: &Args, address: SocketAddr, connections: usize) -> Report {
     report(&said).expect(&said).with("cores", cores)
 }
 
-/// Loads the server at `address` for a second. Returns how many requests it has answered.
-pub fn ask_for_a_second(address: SocketAddr, connections: usize) -> usize {
-    let said = wrk(address, connections, Duration::from_secs(1));
-    let line = said.lines().find(|line| line.contains(" requests in "));
-    let count = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    count.expect(&said)
+/// A load on a server, until it is dropped.
+pub struct Load(Child);
+
+impl Load {
+    pub fn new(address: SocketAddr, connections: usize) -> Load {
+        let child = wrk_command(address, connections, LONG).stdout(Stdio::null()).spawn();
+        Load(child.expect("wrk"))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.kill().expect("wrk runs");
+        self.0.wait().expect("wrk ends");
+    }
 }
 
 fn check(address: SocketAddr, body: &str) {
@@ -45,16 +57,20 @@ fn check(address: SocketAddr, body: &str) {
 }
 
 fn wrk(address: SocketAddr, connections: usize, time: Duration) -> String {
+    let done = wrk_command(address, connections, time).output().expect("wrk");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).expect("wrk prints UTF-8")
+}
+
+fn wrk_command(address: SocketAddr, connections: usize, time: Duration) -> Command {
     // wrk takes whole seconds.
     let seconds = time.as_secs().max(1);
     let threads = format!("-t{}", size::HTTP_THREADS);
-    let done = Command::new("wrk")
+    let mut command = Command::new("wrk");
+    command
         .args(["--latency", &threads, &format!("-c{connections}"), &format!("-d{seconds}")])
-        .arg(format!("http://{address}/"))
-        .output()
-        .expect("wrk");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8(done.stdout).expect("wrk prints UTF-8")
+        .arg(format!("http://{address}/"));
+    command
 }
 
 /// Reads wrk's figures; none where they are missing or requests failed.

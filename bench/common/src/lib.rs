@@ -317,6 +317,9 @@ pub mod size {
     pub const ECHO_TIME: Duration = Duration::from_secs(2);
     /// Round trips of one round of `echo_*_pairs`, all clients together.
     pub const PAIRS_TRIPS: usize = 128_000;
+    /// Round trips of a shorter round, some 50 ms: what changes the speed of the machine then
+    /// changes it for two neighbouring rounds.
+    pub const SHORT_TRIPS: usize = 8_000;
     /// What the servers of `echo_*_pairs` read into.
     pub const PAIRS_BUFFER_BYTES: usize = 4_096;
     pub const IDLE_CONNECTIONS: usize = 5_000;
@@ -338,6 +341,8 @@ pub mod size {
     pub const HTTP_THREADS: usize = 2;
     pub const HTTP_HOGS: usize = 2;
     pub const HTTP_WARM_UP: Duration = Duration::from_secs(1);
+    /// The shortest time in which answers are counted under a steady load.
+    pub const HTTP_MOMENT: Duration = Duration::from_millis(25);
     pub const HTTP_TIME: Duration = Duration::from_secs(2);
 }
 

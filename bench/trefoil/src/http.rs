@@ -3,32 +3,40 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bench_common::clock::Hogs;
-use bench_common::http::{ask, ask_for_a_second, body};
+use bench_common::http::{Load, ask, body};
 use bench_common::{Args, Report, size};
 use trefoil::go;
 use trefoil::net::{TcpListener, TcpStream};
+use trefoil::time::sleep;
 
 pub fn hello(args: &Args, connections: usize) -> Report {
-    let address = listen(args);
+    let address = listen(args, None);
     let args = args.clone();
     std::thread::spawn(move || ask(&args, address, connections)).join().unwrap()
 }
 
-/// Calls `f` with a load: each call of its argument lets wrk ask for a second, and returns how many
-/// requests it made.
+/// Calls `f` under a load: its argument returns how many requests were answered in a short time.
 pub fn with_wrk(
     args: &Args,
     connections: usize,
     f: impl FnOnce(&mut dyn FnMut() -> usize) -> Report,
 ) -> Report {
-    let address = listen(args);
-    f(&mut || std::thread::spawn(move || ask_for_a_second(address, connections)).join().unwrap())
+    static ANSWERED: AtomicUsize = AtomicUsize::new(0);
+    let address = listen(args, Some(&ANSWERED));
+    let _load = Load::new(address, connections);
+    let mut before = 0;
+    f(&mut || {
+        sleep(size::HTTP_MOMENT);
+        let answered = ANSWERED.load(Ordering::Relaxed);
+        answered - std::mem::replace(&mut before, answered)
+    })
 }
 
-/// Starts a server. Returns its address.
-fn listen(args: &Args) -> SocketAddr {
+/// Starts a server, which counts its answers if it is told where. Returns its address.
+fn listen(args: &Args, answered: Option<&'static AtomicUsize>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().unwrap();
     let body = body(args);
@@ -36,7 +44,7 @@ fn listen(args: &Args) -> SocketAddr {
         loop {
             let (stream, _) = listener.accept().unwrap();
             stream.set_nodelay(true).unwrap();
-            go(move || serve(stream, body));
+            go(move || serve(stream, body, answered));
         }
     });
     address
@@ -57,7 +65,7 @@ pub fn hello_hogs(args: &Args, connections: usize) -> Report {
 }
 
 /// Answers until the client leaves or asks for the last time.
-fn serve(mut stream: TcpStream, body: &str) {
+fn serve(mut stream: TcpStream, body: &str, answered: Option<&AtomicUsize>) {
     let mut bytes = [0; 4096];
     let mut filled = 0;
     let mut last = false;
@@ -72,6 +80,9 @@ fn serve(mut stream: TcpStream, body: &str) {
                 filled -= length;
                 if answer(&mut stream, body).is_err() {
                     return;
+                }
+                if let Some(answered) = answered {
+                    answered.fetch_add(1, Ordering::Relaxed);
                 }
             }
             httparse::Status::Partial => match stream.read(&mut bytes[filled..]) {

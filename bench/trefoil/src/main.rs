@@ -77,7 +77,9 @@ fn workload(args: &Args) -> Report {
         "recorder_yield" => observe::recorder(args, || yield_round(size::YIELDERS)),
         "recorder_spawn" => observe::recorder(args, spawn_round),
         "recorder_pingpong" => chan::with_echo(|trips| observe::recorder(args, trips)),
-        "recorder_echo" => net::with_pairs(64, |trips| observe::recorder(args, trips)),
+        "recorder_echo" => {
+            net::with_pairs(64, size::SHORT_TRIPS, |trips| observe::recorder(args, trips))
+        }
         "recorder_http" => http::with_wrk(args, 64, |ask| observe::recorder(args, ask)),
         "profile_hogs" => observe::profile(args, hog_round),
         "profile_pingpong" => chan::with_echo(|trips| observe::profile(args, trips)),

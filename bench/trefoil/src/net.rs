@@ -40,7 +40,7 @@ pub fn echo_std(args: &Args, clients: usize) -> Report {
 
 /// Each pair makes its round trips, then the next round begins.
 pub fn echo_pairs(args: &Args, pairs: usize) -> Report {
-    with_pairs(pairs, |trips| {
+    with_pairs(pairs, size::PAIRS_TRIPS, |trips| {
         let mut meter = Meter::new(args, size::PAIRS_TRIPS / pairs * pairs);
         while meter.another_round() {
             trips();
@@ -50,8 +50,12 @@ pub fn echo_pairs(args: &Args, pairs: usize) -> Report {
 }
 
 /// Calls `f` with connections to an echo: in each call of its argument every client makes as many
-/// round trips; it returns how many all have made.
-pub fn with_pairs(pairs: usize, f: impl FnOnce(&mut dyn FnMut() -> usize) -> Report) -> Report {
+/// round trips, `trips` together; it returns how many all have made.
+pub fn with_pairs(
+    pairs: usize,
+    trips: usize,
+    f: impl FnOnce(&mut dyn FnMut() -> usize) -> Report,
+) -> Report {
     allow_many_files();
     let listener = net::TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().unwrap();
@@ -64,7 +68,7 @@ pub fn with_pairs(pairs: usize, f: impl FnOnce(&mut dyn FnMut() -> usize) -> Rep
         stream
     };
     let mut streams: Vec<_> = (0..pairs).map(connect).collect();
-    let trips = size::PAIRS_TRIPS / pairs;
+    let trips = trips / pairs;
     f(&mut || {
         let client = |mut stream| {
             go(move || {

@@ -2,8 +2,9 @@
 //! rounds without, by turns, in one process.
 //!
 //! The result is the median over pairs of neighbouring rounds, so what disturbs both rounds of a
-//! pair does not count. A round is compared by its CPU time, all threads of the process included.
-//! On a busy machine the least of all rounds of each kind say more (`least_percent`).
+//! pair does not count: many short rounds say more than few long ones. A round is compared by its
+//! CPU time, all threads of the process included. On a busy machine the least of all rounds of each
+//! kind say more (`least_percent`).
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,9 @@ use trefoil::time::sleep;
 use trefoil::trace::Recorder;
 
 /// Rounds of each kind, unless `pairs=` says otherwise.
-const PAIRS: usize = 40;
+const PAIRS: usize = 120;
 /// How long a round takes at least, unless `ms=` says otherwise.
-const ROUND: Duration = Duration::from_millis(100);
+const ROUND: Duration = Duration::from_millis(30);
 /// The rate of the CPU profile, unless `hz=` says otherwise. Go's.
 const HZ: usize = 100;
 /// A profile reads the unwind tables at its first samples; from then on it only counts. CPU time.
