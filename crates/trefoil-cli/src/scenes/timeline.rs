@@ -19,7 +19,7 @@ use crate::report::Report;
 const LANES: usize = 16;
 const COLUMNS: usize = 60;
 /// Sampling ends then, even if a letter is missing.
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(5);
 const EVERY: Duration = Duration::from_millis(4);
 const NONE: u8 = b'.';
 const LETTERS: [u8; 5] = *b"ABCDE";

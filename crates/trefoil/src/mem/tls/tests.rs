@@ -86,17 +86,29 @@ fn allocated() -> usize {
     unsafe { libc::mallinfo2().uordblks }
 }
 
-/// Asserts that `work` leaks less than `bytes`. Other tests allocate meanwhile, in the same process:
-/// they may disturb one attempt, and a leak shows in each.
-fn assert_leaks_less_than(bytes: usize, mut work: impl FnMut()) {
-    let mut leaked = 0;
-    let leaks = (0..5).all(|_| {
-        let before = allocated();
-        work();
-        leaked = allocated().saturating_sub(before);
-        leaked >= bytes
-    });
-    assert!(!leaks, "{leaked} bytes");
+/// Runs `body` in a process of its own, in which no other test runs.
+fn alone(test: &str, body: impl FnOnce()) {
+    const CHILD: &str = "TREFOIL_TLS_TEST_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        return body();
+    }
+    let path = module_path!().split_once("::").unwrap().1;
+    let child = crate::sys::test_child::this_program()
+        .args([&format!("{path}::{test}"), "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&child.stderr);
+    assert!(child.status.success(), "{text}");
+    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "{text}");
+}
+
+/// Asserts that `work` leaks less than `bytes`, in a process in which nothing else allocates.
+fn assert_leaks_less_than(bytes: usize, work: impl FnOnce()) {
+    let before = allocated();
+    work();
+    let leaked = allocated().saturating_sub(before);
+    assert!(leaked < bytes, "{leaked} bytes");
 }
 
 #[test]
@@ -245,32 +257,20 @@ fn recycle_resets_locale_and_cancellation_state() {
 
 #[test]
 fn ten_thousand_blocks_leak_no_memory() {
-    // In a process of its own: other tests would change malloc's counters.
-    const ALONE: &str = "TREFOIL_TEST_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        let name = "mem::tls::tests::ten_thousand_blocks_leak_no_memory";
-        let out = crate::sys::test_child::this_program()
-            .args(["--exact", name, "--test-threads=1"])
-            .env(ALONE, "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&out.stdout);
-        assert!(out.status.success() && text.contains("1 passed"), "{text}");
-        return;
-    }
-    let _serial = SERIAL.lock();
-    for l in methods() {
-        let rounds = if l.method == Method::Template { 10_000 } else { 1_000 };
-        let life = || {
-            let block = TestBlock::new(l);
-            block.goroutine(|| drop(std::hint::black_box(vec![1u8; 100])));
-            block.goroutine(|| drop(std::hint::black_box(format!("{:?}", Some(1)))));
-        };
-        for _ in 0..10 {
-            life();
+    alone("ten_thousand_blocks_leak_no_memory", || {
+        for l in methods() {
+            let rounds = if l.method == Method::Template { 10_000 } else { 1_000 };
+            let life = || {
+                let block = TestBlock::new(l);
+                block.goroutine(|| drop(std::hint::black_box(vec![1u8; 100])));
+                block.goroutine(|| drop(std::hint::black_box(format!("{:?}", Some(1)))));
+            };
+            for _ in 0..10 {
+                life();
+            }
+            assert_leaks_less_than(16 << 10, || (0..rounds).for_each(|_| life()));
         }
-        assert_leaks_less_than(16 << 10, || (0..rounds).for_each(|_| life()));
-    }
+    });
 }
 
 #[test]
@@ -478,19 +478,10 @@ const FUNCTIONS: &str =
 /// reserve.
 #[test]
 fn dlopen_of_initial_exec_tls_updates_every_block() {
-    const CHILD: &str = "TREFOIL_TLS_TEST_CHILD";
-    if std::env::var_os(CHILD).is_none() {
-        let test = "mem::tls::tests::dlopen_of_initial_exec_tls_updates_every_block";
-        let child = crate::sys::test_child::this_program()
-            .args([test, "--exact", "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&child.stderr);
-        assert!(child.status.success(), "{text}");
-        assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "{text}");
-        return;
-    }
+    alone("dlopen_of_initial_exec_tls_updates_every_block", update_every_block);
+}
+
+fn update_every_block() {
     keep_reserve();
     let source = format!(
         "#define IE __attribute__((tls_model(\"initial-exec\")))\n\
@@ -544,7 +535,10 @@ fn dlopen_of_initial_exec_tls_updates_every_block() {
 /// General-dynamic TLS is allocated at first use, and freed at the goroutine's end.
 #[test]
 fn dynamic_tls_is_freed_at_the_end_of_a_goroutine() {
-    let _serial = SERIAL.lock();
+    alone("dynamic_tls_is_freed_at_the_end_of_a_goroutine", use_dynamic_tls);
+}
+
+fn use_dynamic_tls() {
     let source = format!("__thread int v = 17; __thread char pad[10000]; {FUNCTIONS}");
     let Some(path) = library("gd", &source) else { return eprintln!("no C compiler") };
     for l in methods() {
