@@ -21,7 +21,8 @@ use crate::idle_rs::Idle;
 use crate::shim::{AtomicU32, AtomicU64, Mutation, Ordering, full_fence};
 use crate::sys::clock::NEVER;
 
-/// The time of the timer, and a time that does not come within a run of the model.
+/// The time of the timer, a time before it, and one that does not come within a run of the model.
+const EARLIER: u64 = 0;
 const SOON: u64 = 1;
 const LATER: u64 = 2;
 
@@ -37,6 +38,9 @@ enum StepMutation {
     WakesNoM,
     /// An M that goes idle does not end the vacancy.
     KeepsVacancy,
+    /// The M that becomes the idle poller sleeps until the timer that it reads last, even if it has
+    /// announced an earlier time.
+    ForgetsEarlier,
 }
 
 /// What the goroutines do.
@@ -313,7 +317,11 @@ impl Model {
             central.idle_poller = Some(me);
             self.idle_poller_until.store(first, Ordering::Relaxed);
             full_fence();
-            let first = self.timer.load(Ordering::Relaxed);
+            let again = self.timer.load(Ordering::Relaxed);
+            let first = match self.mutation {
+                StepMutation::ForgetsEarlier => again,
+                _ => again.min(first),
+            };
             self.idle_poller_until.store(first, Ordering::Relaxed);
             return first;
         }
@@ -359,6 +367,36 @@ fn check_with(
         }
         assert!(model.central().fired);
     });
+}
+
+/// An M becomes the idle poller, while the timer for which it does goes away and another is set.
+fn check_timer_that_goes_away(mutation: StepMutation) {
+    explore(Bound::Preemptions(3), move || {
+        let model = Model::new(EARLIER, Work::Endless, mutation);
+        model.central().idle_ps += 1;
+        model.idle.p_idle();
+        let m = thread::spawn({
+            let model = model.clone();
+            move || {
+                let mut central = model.central();
+                model.enter_idle(&mut central, 0, false)
+            }
+        });
+        model.timer.store(LATER, Ordering::Relaxed);
+        model.set_timer();
+        let until = m.join().expect("a panic ends the model");
+        assert!(until <= SOON || model.central().token[0]);
+    });
+}
+
+/// A timer is set while the M that becomes the idle poller has announced an earlier one.
+pub fn timer_after_earlier_one() {
+    check_timer_that_goes_away(StepMutation::None);
+}
+
+/// Mutation check: the idle poller sleeps longer than it had announced.
+pub fn detects_idle_poller_that_forgets_earlier_timer() {
+    must_fail(Mutation::None, || check_timer_that_goes_away(StepMutation::ForgetsEarlier));
 }
 
 /// Two Ms go to sleep while a timer is set.

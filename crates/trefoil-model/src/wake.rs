@@ -31,6 +31,8 @@ enum StepMutation {
     NoRecheckAfterFind,
     /// A submitter has no barrier after it moved the displaced `runnext` to the ring.
     DisplacedAfterBarrier,
+    /// A P that is handed off becomes idle without a check of the queues.
+    NoRecheckAfterHandOff,
 }
 
 /// Behind the scheduler's lock.
@@ -401,6 +403,59 @@ pub fn detects_missing_barrier_after_find() {
 /// Mutation check: a worker that has found work does not check for more.
 pub fn detects_missing_recheck_after_find() {
     must_fail(Mutation::None, || submit_endless(StepMutation::NoRecheckAfterFind));
+}
+
+/// A P whose M is blocked is handed off (`monitor/handoff.rs`), while the only worker that spins
+/// finds something to do, and a submitter publishes an item. Another worker must be woken for it,
+/// or search with the P.
+pub fn hand_off_against_submit() {
+    hand_off(StepMutation::None);
+}
+
+fn hand_off(mutation: StepMutation) {
+    explore(Bound::Preemptions(3), move || {
+        let shared = Arc::new((Idle::new(), AtomicU32::new(0)));
+        shared.0.start_spinning();
+        let finder = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let (idle, work) = &*shared;
+                // As `finish_search`.
+                if !idle.stop_spinning() {
+                    return false;
+                }
+                idle.before_recheck();
+                idle.idle_ps() != 0 && work.load(Ordering::Acquire) != 0 && idle.claim_wake()
+            }
+        });
+        let submitter = thread::spawn({
+            let shared = shared.clone();
+            move || {
+                let (idle, work) = &*shared;
+                work.store(1, Ordering::Release);
+                full_fence();
+                idle.claim_wake()
+            }
+        });
+        let (idle, work) = &*shared;
+        let is_searched = if idle.idle_ps() == 0 && idle.spinning() == 0 {
+            idle.start_spinning();
+            true
+        } else {
+            idle.p_idle();
+            idle.before_recheck();
+            mutation != StepMutation::NoRecheckAfterHandOff
+                && work.load(Ordering::Acquire) != 0
+                && idle.claim_wake()
+        };
+        let others = [finder, submitter].map(|thread| thread.join().expect("a panic ends it"));
+        assert!(is_searched || others.contains(&true), "nobody searches");
+    });
+}
+
+/// Mutation check: the worker that spun, the submitter and the P that is handed off miss each other.
+pub fn detects_missing_recheck_after_hand_off() {
+    must_fail(Mutation::None, || hand_off(StepMutation::NoRecheckAfterHandOff));
 }
 
 /// Which orderings of `idle.rs` do the checks need? Prints a table.

@@ -88,6 +88,8 @@ checks! { wake:
     detects_displaced_runnext_after_barrier
     detects_missing_recheck
     detects_recheck_before_idle
+    hand_off_against_submit
+    detects_missing_recheck_after_hand_off
 }
 
 checks! { idle_poller:
@@ -98,6 +100,8 @@ checks! { idle_poller:
     unannounced_timer_then_work
     timer_against_vacancy
     own_timer_in_vacancy
+    timer_after_earlier_one
+    detects_idle_poller_that_forgets_earlier_timer
     detects_vacancy_that_does_not_end
     detects_idle_poller_with_later_deadline
     detects_unwatched_timer

@@ -3,6 +3,7 @@
 use crate::sched::{Rt, calls, current_g, goroutine::locked};
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Runs `f`, which blocks its thread for long, without a P.
 ///
@@ -133,6 +134,8 @@ impl fmt::Debug for ThreadLock {
 pub fn no_preempt() -> NoPreempt {
     if let Some(g) = current_g() {
         g.no_preempt.set(g.no_preempt.get() + 1);
+        // The handler of the preemption signal reads it, so it is stored before what follows.
+        compiler_fence(Ordering::SeqCst);
     }
     NoPreempt { not_send: PhantomData }
 }
@@ -162,6 +165,7 @@ pub struct NoPreempt {
 impl Drop for NoPreempt {
     fn drop(&mut self) {
         if let Some(g) = current_g() {
+            compiler_fence(Ordering::SeqCst);
             g.no_preempt.set(g.no_preempt.get() - 1);
             if g.no_preempt.get() == 0
                 && let Some(rt) = Rt::enter()

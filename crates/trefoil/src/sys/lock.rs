@@ -22,7 +22,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
 
 use super::futex::{futex_wait_marked, futex_wake};
 
@@ -75,10 +75,13 @@ pub(crate) fn uncount_c_lock() {
 #[inline(always)]
 fn disable_preemption() {
     LOCKS_HELD.set(LOCKS_HELD.get() + 1);
+    // The handler of the preemption signal reads it, so it is stored before what follows.
+    compiler_fence(Ordering::SeqCst);
 }
 
 #[inline(always)]
 fn enable_preemption() {
+    compiler_fence(Ordering::SeqCst);
     LOCKS_HELD.set(LOCKS_HELD.get() - 1);
 }
 

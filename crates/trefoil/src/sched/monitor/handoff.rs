@@ -337,6 +337,12 @@ impl Sched {
             return self.assign_spinning(central, p);
         }
         self.put_idle_p(central, p);
+        // As at the end of a search: the last M that spun may have stopped since, and a thread with
+        // new work seen no idle P.
+        self.idle.before_recheck();
+        if self.has_work() || self.poller.has_unwatched_shard() {
+            return self.wake_locked(central);
+        }
         PendingWakes::NONE
     }
 

@@ -544,13 +544,22 @@ impl<'a> Monitor<'a> {
     fn sleep_until(&self, next: Nanos) {
         let (sched, sysmon) = (self.sched, self.sched.sysmon);
         sysmon.sleeps_until.store(next, Ordering::Relaxed);
-        // Pairs with the barrier of a thread that sets a timer: it sees until when sysmon sleeps,
-        // or sysmon sees its timer.
+        // Pairs with the barriers of a thread that sets a timer, asks for a preemption or suppresses
+        // wake-ups: it sees until when sysmon sleeps, or sysmon sees what it did.
         full_fence();
-        if sysmon.wakeup_pending.load(Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
+        // A request is removed if a P is idle by now: while one is there, no other wakes sysmon.
+        if sysmon.wakeup_pending.swap(false, Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
+            sysmon.wakeup_pending.store(true, Ordering::Relaxed);
             return;
         }
-        let until = if sched.idle.idle_ps() == 0 { next.min(self.next_timer()) } else { next };
+        let until = if sched.idle.idle_ps() == 0 {
+            next.min(self.next_timer())
+        } else if sched.idle.is_suppressed() {
+            // Perhaps only since this round.
+            next.min(now() + MAX_PAUSE_SUPPRESSED_NANOS)
+        } else {
+            next
+        };
         let poller = sysmon.poller;
         // A simulation polls when it decides to.
         let may_poll = self.hogged && sched.simulation.is_none();

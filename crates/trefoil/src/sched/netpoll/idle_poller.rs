@@ -24,7 +24,8 @@
 //!   thread that sets a timer (`wait/timers.rs`)    M that becomes the idle poller, under the lock
 //!   put the timer into a heap                      idle_poller_until = earliest timer
 //!   full barrier                                   full barrier
-//!   earlier than idle_poller_until? wake it        read the earliest timer again, sleep until then
+//!   earlier than idle_poller_until? wake it        read the earliest timer again, sleep until the
+//!                                                  earlier of the two
 //! ```
 //! At least one of the two sees the other. `crates/trefoil-model` checks these steps.
 //!
@@ -195,7 +196,9 @@ impl Sched {
         self.idle_poller_until.store(timer, Ordering::Relaxed);
         // Pairs with the barrier of the thread that sets a timer (see the head of the file).
         full_fence();
-        let timer = self.next_timer();
+        // Never later than what a thread that has set a timer meanwhile may have seen, even if that
+        // earlier timer is gone.
+        let timer = self.next_timer().min(timer);
         self.idle_poller_until.store(timer, Ordering::Relaxed);
         timer
     }

@@ -43,7 +43,7 @@ use crate::sched::runnable::Runnable;
 use crate::sched::simulation;
 use crate::sched::switch::{is_global_turn, pop_local};
 use crate::sched::wait::timers;
-use crate::shim::spin_hint;
+use crate::shim::{full_fence, spin_hint};
 use crate::sys::clock::{Nanos, now};
 use std::sync::atomic::Ordering;
 
@@ -357,6 +357,9 @@ fn spin_until(sched: &Sched, start: Nanos) -> Nanos {
 /// Counts a search that found nothing.
 fn spin_failed(sched: &Sched) -> Option<Runnable> {
     if sched.idle.search_failed() {
+        // Pairs with the barrier in sysmon's `sleep_until`: this thread sees until when sysmon
+        // sleeps, or sysmon sees that wake-ups are suppressed.
+        full_fence();
         sched.sysmon.wake_by(now() + MAX_PAUSE_SUPPRESSED_NANOS);
     }
     None
@@ -439,7 +442,7 @@ impl Sched {
 
     /// Returns whether any queue holds work for another M. While wake-ups are suppressed
     /// (`idle.rs`), a goroutine that is alone in `runnext` does not count.
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         let suppressed = self.idle.is_suppressed();
         let has_work = |p: &P| if suppressed { p.ring_len() != 0 } else { !p.is_empty() };
         self.has_global() || self.all_ps().any(has_work)

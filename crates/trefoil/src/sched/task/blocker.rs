@@ -93,8 +93,7 @@ pub(super) unsafe fn wake(here: Option<Rt>, task: &Task) {
 /// Returns the goroutine of a blocker. Returns None on a plain thread, for another task, and for a
 /// blocker that has ended: a future that a blocker has polled may outlive it.
 pub(super) fn goroutine(task: &Task, waker_bits: u64) -> Option<&'static G> {
-    // SAFETY: a reference to a static, in memory that is never unmapped.
-    if unsafe { task.body.as_ptr().read_volatile() }.wake_by != WakeBy::Sleeper {
+    if task.body.get().wake_by != WakeBy::Sleeper {
         return None;
     }
     let (state, generation) = task.state.snapshot();
@@ -105,7 +104,8 @@ pub(super) fn goroutine(task: &Task, waker_bits: u64) -> Option<&'static G> {
     // SAFETY: memory that is never unmapped. If the block has another use by now, the address is
     // not used: then the generation has changed.
     let address = unsafe { (*place).goroutine.load(Ordering::Relaxed) };
-    // Orders the load before the check that the blocker has not ended.
+    // Orders the load before the check that the blocker has not ended. Pairs with the fence in
+    // `drop`.
     fence(Ordering::Acquire);
     if task.state.has_ended(generation) {
         return None;
@@ -230,6 +230,9 @@ impl Blocker {
 impl Drop for Blocker {
     fn drop(&mut self) {
         self.task.state.finish();
+        // Pairs with the fence in `goroutine`: a thread that sees what the block holds next sees
+        // that the blocker has ended.
+        fence(Ordering::Release);
         wait::inside(|here| block::put(here, self.task));
     }
 }

@@ -19,6 +19,7 @@ use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit, offset_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::task::{Context, Poll};
 
 /// Why a task has no output.
@@ -147,6 +148,35 @@ impl TaskExtra for Box<str> {
 
     fn name(&self) -> Option<&str> {
         Some(self)
+    }
+}
+
+/// Which operations a task has. Its owner changes it; any thread may read it.
+pub(crate) struct BodyCell(AtomicPtr<TaskBody>);
+
+impl BodyCell {
+    pub(super) const fn new(body: &'static TaskBody) -> BodyCell {
+        BodyCell(AtomicPtr::new(std::ptr::from_ref(body).cast_mut()))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> &'static TaskBody {
+        // SAFETY: a static.
+        unsafe { &*self.0.load(Ordering::Relaxed) }
+    }
+
+    /// Returns it to a thread that does not own the task. What was put into the block with it is
+    /// visible.
+    pub(super) fn published(&self) -> &'static TaskBody {
+        // Acquire: pairs with the Release in `set`.
+        // SAFETY: a static.
+        unsafe { &*self.0.load(Ordering::Acquire) }
+    }
+
+    #[inline]
+    pub(super) fn set(&self, body: &'static TaskBody) {
+        // Release: pairs with the Acquire in `published`.
+        self.0.store(std::ptr::from_ref(body).cast_mut(), Ordering::Release);
     }
 }
 

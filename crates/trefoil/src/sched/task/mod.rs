@@ -43,7 +43,7 @@ use crate::sched::p::flag;
 use crate::sched::runnable::{RunHead, RunKind};
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, current_g};
-use body::TaskBody;
+use body::{BodyCell, TaskBody};
 use state::{Generation, TaskState};
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -60,7 +60,7 @@ pub(crate) struct Task {
     pub(crate) state: TaskState,
     pub(crate) join: JoinCell,
     /// The functions for the type of the future and its output.
-    pub(crate) body: Cell<&'static TaskBody>,
+    pub(crate) body: BodyCell,
     /// Its runtime, which lives at least as long as the task.
     pub(crate) sched: Cell<*const Sched>,
     id: AtomicU64,
@@ -81,7 +81,7 @@ impl Task {
             head: RunHead::new(RunKind::Task),
             state: TaskState::new(),
             join: JoinCell::new(),
-            body: Cell::new(TaskBody::NONE),
+            body: BodyCell::new(TaskBody::NONE),
             sched: Cell::new(null()),
             id: AtomicU64::new(0),
             origin: TaskOrigin::new(),
@@ -108,7 +108,7 @@ impl Task {
             }
             // SAFETY: the task has not ended, so its name is there. It is freed only after the end,
             // under the same lock (`body.rs`).
-            let name = unsafe { (self.body.get().name)(self) }?;
+            let name = unsafe { (self.body.published().name)(self) }?;
             let len = name.len().min(buffer.len());
             buffer[..len].copy_from_slice(&name.as_bytes()[..len]);
             // A task without a name ends without the lock, and the block may have been reused.
@@ -119,11 +119,7 @@ impl Task {
     /// Returns the name of the future's type, and where the task was spawned. For dumps, as
     /// [`Task::sched_hint`].
     pub(crate) fn origin(&self) -> (&'static str, &'static Location<'static>) {
-        // SAFETY: as in `sched_hint`; a reference to a static.
-        unsafe {
-            let body = self.body.as_ptr().read_volatile();
-            ((body.type_name)(), self.origin.created_at())
-        }
+        ((self.body.get().type_name)(), self.origin.created_at())
     }
 }
 
