@@ -101,7 +101,7 @@ checks! { idle_poller:
     timer_against_vacancy
     own_timer_in_vacancy
     timer_after_earlier_one
-    detects_idle_poller_that_forgets_earlier_timer
+    detects_idle_poller_that_sleeps_longer
     detects_vacancy_that_does_not_end
     detects_idle_poller_with_later_deadline
     detects_unwatched_timer

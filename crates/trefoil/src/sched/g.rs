@@ -311,6 +311,8 @@ impl G {
             // meanwhile, the value may be torn, and the caller learns that from the result.
             f(unsafe { (address as *const usize).read_volatile() });
         }
+        // A goroutine that has begun to run meanwhile is seen; on aarch64 perhaps a moment too late,
+        // because a barrier at each switch would cost more than a wrong word in a report.
         std::sync::atomic::fence(Ordering::Acquire);
         self.status() == status && self.sp_hint() == sp && self.id() == id
     }

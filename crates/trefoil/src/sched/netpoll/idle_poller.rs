@@ -24,8 +24,8 @@
 //!   thread that sets a timer (`wait/timers.rs`)    M that becomes the idle poller, under the lock
 //!   put the timer into a heap                      idle_poller_until = earliest timer
 //!   full barrier                                   full barrier
-//!   earlier than idle_poller_until? wake it        read the earliest timer again, sleep until the
-//!                                                  earlier of the two
+//!   earlier than idle_poller_until? wake it        read the earliest timer again: sleep until
+//!                                                  then, or repeat this if it is a later one
 //! ```
 //! At least one of the two sees the other. `crates/trefoil-model` checks these steps.
 //!
@@ -191,16 +191,21 @@ impl Sched {
 
     /// Under the lock: makes `m` the idle poller. `timer` is the earliest timer. Returns until when
     /// `m` sleeps, which is earlier if a timer was set meanwhile.
-    fn become_idle_poller(&self, central: &mut Central, m: &'static M, timer: Nanos) -> Nanos {
+    fn become_idle_poller(&self, central: &mut Central, m: &'static M, mut timer: Nanos) -> Nanos {
         central.idle_poller = IdlePoller(Some(m));
-        self.idle_poller_until.store(timer, Ordering::Relaxed);
-        // Pairs with the barrier of the thread that sets a timer (see the head of the file).
-        full_fence();
-        // Never later than what a thread that has set a timer meanwhile may have seen, even if that
-        // earlier timer is gone.
-        let timer = self.next_timer().min(timer);
-        self.idle_poller_until.store(timer, Ordering::Relaxed);
-        timer
+        loop {
+            self.idle_poller_until.store(timer, Ordering::Relaxed);
+            // Pairs with the barrier of the thread that sets a timer (see the head of the file).
+            full_fence();
+            let earliest = self.next_timer();
+            if earliest <= timer {
+                self.idle_poller_until.store(earliest, Ordering::Relaxed);
+                return earliest;
+            }
+            // The timer that was announced is gone. A thread that has set another meanwhile may
+            // have relied on it.
+            timer = earliest;
+        }
     }
 
     /// Wakes the idle poller if it sleeps beyond `timer`, or if `has_waiters` (goroutines wait for

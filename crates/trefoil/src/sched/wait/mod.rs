@@ -289,15 +289,16 @@ impl Waiter {
     }
 
     /// Returns whether the sleeper is a goroutine, maybe in `block_on`, that its runtime will never
-    /// resume: what a waker
-    /// hands to it would be lost. Only for a waiter in a list whose lock the caller holds, where
-    /// the goroutine is alive.
+    /// resume: what a waker hands to it would be lost. Only for a waiter in a list whose lock the
+    /// caller holds, where the goroutine is alive.
     pub(crate) fn is_orphaned(self) -> bool {
         match decode(self.sleeper) {
             // SAFETY: a goroutine that is alive keeps its runtime (`Sched::start`).
             Sleeper::Goroutine(g) => unsafe { (*g.sched.get()).has_orphaned(g) },
             Sleeper::Task(word) => waker::blocked_goroutine(word)
-                // SAFETY: as above; the goroutine is in `block_on` or in a select.
+                // SAFETY: as above; the goroutine is in `block_on` or in a select. Nothing keeps it
+                // there: this thread would have to stand still here until the goroutine has ended
+                // and its runtime was freed.
                 .is_some_and(|g| unsafe { (*g.sched.get()).has_orphaned(g) }),
             _ => false,
         }
