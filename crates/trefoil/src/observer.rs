@@ -7,10 +7,6 @@
 //! although the server waits for connections. It reads another runtime's state through
 //! [`RuntimeRef::observe`].
 
-pub use crate::observe::symbols::{
-    Call, Elf, FrameKind, Section, Segment, Symbol, SymbolFile, demangle, frame_kind, is_own_source,
-};
-
 use crate::observe::waits::list;
 use crate::observe::waits::report::{Deadlock, Goroutine};
 use crate::observe::{deadlock, metrics, waits};

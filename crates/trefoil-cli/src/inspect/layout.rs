@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use trefoil::observer::Elf;
+use trefoil_symbols::Elf;
 
 use super::memory::{Process, read_elf, u32_at, u64_at};
 

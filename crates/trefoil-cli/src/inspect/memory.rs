@@ -9,33 +9,14 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use trefoil_symbols::{Cpu, Registers};
+
 /// Bytes of a text that are read at most.
 const TEXT_BYTES_MAX: usize = 4096;
 /// Bytes of notes in a core file that are read at most: they have the registers of each thread.
 const NOTE_BYTES_MAX: u64 = 1 << 30;
 /// Bytes of a program or library that are read at most.
 const ELF_BYTES_MAX: u64 = 8 << 30;
-
-/// The CPU that a process was built for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Cpu {
-    X86_64,
-    Aarch64,
-}
-
-impl Cpu {
-    /// The CPU of this command, and so of live processes.
-    const HERE: Cpu = if cfg!(target_arch = "aarch64") { Cpu::Aarch64 } else { Cpu::X86_64 };
-
-    /// Returns the CPU by the number in an ELF file.
-    fn of_machine(machine: u16) -> Option<Cpu> {
-        match machine {
-            62 => Some(Cpu::X86_64),
-            183 => Some(Cpu::Aarch64),
-            _ => None,
-        }
-    }
-}
 
 /// The process that a command inspects.
 pub(super) struct Process {
@@ -92,18 +73,6 @@ pub(super) struct Thread {
     pub(super) system_call: Option<u64>,
 }
 
-#[derive(Clone, Copy)]
-pub(super) struct Registers {
-    /// The program counter: rip, or pc.
-    pub(super) pc: u64,
-    pub(super) sp: u64,
-    /// The frame pointer: rbp, or x29. 0 if it is unknown.
-    pub(super) fp: u64,
-    /// x30: the return address of the running function of aarch64, if it calls no other function.
-    /// 0 if unknown, and on x86_64.
-    pub(super) lr: u64,
-}
-
 impl Process {
     /// Opens a process by its number, or a core file by its path.
     pub(super) fn open(target: &str) -> Result<Process, String> {
@@ -122,7 +91,7 @@ impl Process {
             }
         })?;
         let mappings: Vec<Mapping> = maps.lines().filter_map(|l| mapping(pid, l)).collect();
-        let process = Process { cpu: Cpu::HERE, source: Source::Live { pid }, mappings };
+        let process = Process { cpu: Cpu::OWN, source: Source::Live { pid }, mappings };
         let Some(first) = process.mappings.first() else {
             return Err(format!(
                 "process {pid} has no memory: it has ended, or is a kernel thread"
@@ -445,7 +414,7 @@ fn live_thread(tid: u32, text: &str) -> Thread {
         _ => None,
     };
     Thread {
-        cpu: Cpu::HERE,
+        cpu: Cpu::OWN,
         tid,
         // /proc does not show the others. Few functions need them to find their caller.
         registers: registers.map(|(sp, pc)| Registers { pc, sp, fp: 0, lr: 0 }),

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::goroutines::{Goroutine, Kind, Place, Runtime, Stack};
-use super::memory::{Cpu, Thread};
-use super::stacks::{Frame, Unwinder};
+use super::memory::Thread;
+use super::stacks::Unwinder;
 use crate::report::grouped;
+use trefoil_symbols::{Cpu, Frame};
 
 /// Characters of a name that are shown.
 const NAME_MAX_CHARS: usize = 80;

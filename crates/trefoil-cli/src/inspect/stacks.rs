@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use framehop::aarch64::{CacheAarch64, UnwindRegsAarch64, UnwinderAarch64};
-use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
-use framehop::{ExplicitModuleSectionInfo, FrameAddress, Unwinder as _};
-use trefoil::observer::{Elf, FrameKind, SymbolFile, demangle, frame_kind, is_own_source};
+use trefoil_symbols::{
+    Bytes, CodeAddress, Cpu, Elf, Frame, Registers, Resolved, SymbolFile, UnwindTables, demangle,
+    shown,
+};
 
-use super::memory::{Cpu, Process, Registers, read_elf};
+use super::memory::{Process, read_elf};
 
 /// Frames that are followed at most, the runtime's own included.
 const FRAMES_MAX: usize = 256;
@@ -19,20 +19,12 @@ const FRAMES_MAX: usize = 256;
 const RECORD_SEARCH_BYTES: u64 = 16 << 10;
 /// The bytes of the code that calls a goroutine's first function.
 const ENTRY_BYTES: u64 = 16;
-/// Frames of a stack that are shown at most.
-const SHOWN_MAX: usize = 64;
 
 /// The unwind tables of all files of a process.
 pub(super) struct Unwinder {
-    tables: Tables,
+    tables: UnwindTables,
     modules: Vec<Module>,
-    resolved: HashMap<u64, Vec<(FrameKind, Arc<Frame>)>>,
-}
-
-/// The unwind tables, as the process's CPU needs them.
-enum Tables {
-    X86_64(UnwinderX86_64<&'static [u8]>, CacheX86_64),
-    Aarch64(UnwinderAarch64<&'static [u8]>, CacheAarch64),
+    resolved: HashMap<u64, Vec<Resolved>>,
 }
 
 /// A file that is loaded: the program or a library.
@@ -47,17 +39,6 @@ struct Module {
     text: Option<(u64, &'static [u8])>,
     /// Read when a first address is looked up.
     symbols: Option<SymbolFile>,
-}
-
-/// One call.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Frame {
-    /// The demangled name, or the address if there is no name.
-    pub(super) name: String,
-    /// Empty if unknown.
-    pub(super) file: String,
-    /// 0 if unknown.
-    pub(super) line: u32,
 }
 
 /// The parts of the runtime's code that the unwind tables do not suffice for.
@@ -85,20 +66,6 @@ pub(super) enum Innermost {
     Instruction,
 }
 
-impl Frame {
-    /// Returns whether it is code of std or of trefoil: the program called it, and its caller says
-    /// more.
-    pub(super) fn is_library(&self) -> bool {
-        let name = self.name.trim_start_matches('<');
-        let parts = ["trefoil::", "std::", "core::", "alloc::"];
-        parts.iter().any(|part| name.starts_with(part))
-            || self.file.contains("/library/std/src/")
-            || self.file.contains("/library/core/src/")
-            || self.file.contains("/library/alloc/src/")
-            || is_own_source(&self.file, "")
-    }
-}
-
 impl Unwinder {
     pub(super) fn new(process: &Process) -> Unwinder {
         let mut ranges: BTreeMap<&Path, (u64, u64)> = BTreeMap::new();
@@ -108,10 +75,7 @@ impl Unwinder {
             *range = (range.0.min(base), range.1.max(mapping.end));
         }
         let mut this = Unwinder {
-            tables: match process.cpu {
-                Cpu::X86_64 => Tables::X86_64(UnwinderX86_64::new(), CacheX86_64::new()),
-                Cpu::Aarch64 => Tables::Aarch64(UnwinderAarch64::new(), CacheAarch64::new()),
-            },
+            tables: UnwindTables::new(process.cpu),
             modules: Vec::new(),
             resolved: HashMap::new(),
         };
@@ -134,29 +98,17 @@ impl Unwinder {
             let range = section.address..section.address.saturating_add(section.size);
             Some((range, section.bytes))
         };
-        let (eh_frame_svma, eh_frame) = section(".eh_frame").unzip();
-        let (eh_frame_hdr_svma, eh_frame_hdr) = section(".eh_frame_hdr").unzip();
-        let (text_svma, text) = section(".text").unzip();
-        let module = framehop::Module::new(
-            path.display().to_string(),
-            start..end,
+        let part = |name: &str| section(name).map(|(range, bytes)| (range, Bytes::Static(bytes)));
+        let text = section(".text");
+        self.tables.add(trefoil_symbols::Module {
+            range: start..end,
             bias,
-            ExplicitModuleSectionInfo {
-                base_svma: 0,
-                text_svma: text_svma.clone(),
-                text,
-                eh_frame_svma,
-                eh_frame,
-                eh_frame_hdr_svma,
-                eh_frame_hdr,
-                ..Default::default()
-            },
-        );
-        match &mut self.tables {
-            Tables::X86_64(unwinder, _) => unwinder.add_module(module),
-            Tables::Aarch64(unwinder, _) => unwinder.add_module(module),
-        }
-        let text = text_svma.zip(text).map(|(range, text)| (range.start, text));
+            text: text.clone().map(|(range, _)| range),
+            code: text.clone().map(|(_, bytes)| Bytes::Static(bytes)),
+            eh_frame: part(".eh_frame"),
+            eh_frame_hdr: part(".eh_frame_hdr"),
+        });
+        let text = text.map(|(range, bytes)| (range.start, bytes));
         let path = path.into();
         self.modules.push(Module { start, end, bias, path, bytes, text, symbols: None });
         Some(())
@@ -201,15 +153,15 @@ impl Unwinder {
         let module = self.modules.iter().find(|m| (m.start..m.end).contains(&pc));
         let Some(before) = module.and_then(|m| m.code_before(pc)) else { return false };
         let last = |n: usize| before.len().checked_sub(n).map(|at| before[at]);
-        match self.tables {
+        match self.tables.cpu() {
             // call rel32; or call with a register or memory: ff /2, with up to 5 bytes more.
-            Tables::X86_64(..) => {
+            Cpu::X86_64 => {
                 let is_indirect =
                     |n| last(n) == Some(0xff) && last(n - 1).is_some_and(|b| b >> 3 & 7 == 2);
                 last(5) == Some(0xe8) || (2..=7).any(is_indirect)
             }
             // bl; or blr.
-            Tables::Aarch64(..) => before.last_chunk().is_some_and(|&bytes| {
+            Cpu::Aarch64 => before.last_chunk().is_some_and(|&bytes| {
                 let instruction = u32::from_le_bytes(bytes);
                 instruction >> 26 == 0b10_0101 || instruction & 0xffff_fc1f == 0xd63f_0000
             }),
@@ -219,68 +171,66 @@ impl Unwinder {
     /// Unwinds with all registers. Also returns the stack pointer of the last frame.
     fn unwind_from(
         &mut self,
-        registers: Registers,
+        mut registers: Registers,
         innermost: Innermost,
         code: &SpecialCode,
-        word: Word<'_>,
+        word: &mut dyn FnMut(u64) -> Option<u64>,
     ) -> (Vec<u64>, u64) {
-        let trampoline = &code.trampoline;
-        let Registers { pc, sp, fp, lr } = registers;
-        let first = match innermost {
-            Innermost::Call => FrameAddress::from_return_address(pc),
-            Innermost::Instruction => Some(FrameAddress::from_instruction_pointer(pc)),
+        let mut next = match innermost {
+            Innermost::Call => CodeAddress::of_return(registers.pc),
+            Innermost::Instruction => Some(CodeAddress::of_instruction(registers.pc)),
         };
-        match &mut self.tables {
-            Tables::X86_64(unwinder, cache) => {
-                let mut registers = UnwindRegsX86_64::new(pc, sp, fp);
-                let stopped = |_: &_, _: Word<'_>| None;
-                let frames =
-                    callers(unwinder, cache, &mut registers, first, trampoline, word, stopped);
-                (frames, registers.sp())
-            }
-            Tables::Aarch64(unwinder, cache) => {
-                let mut registers = UnwindRegsAarch64::new(lr, sp, fp);
-                let stopped = |registers: &UnwindRegsAarch64, word: Word<'_>| {
-                    let saved = registers.sp().wrapping_add(trampoline.registers?);
-                    let mut register = |number: u64| word(saved.wrapping_add(8 * number));
-                    let [fp, lr, sp, pc] = [29, 30, 31, 32].map(&mut register);
-                    Some((UnwindRegsAarch64::new(lr?, sp?, fp?), pc?))
-                };
-                let frames =
-                    callers(unwinder, cache, &mut registers, first, trampoline, word, stopped);
-                (frames, registers.sp())
-            }
+        let mut frames = Vec::new();
+        while let Some(at) = next
+            && frames.len() < FRAMES_MAX
+        {
+            frames.push(at.to_look_up());
+            let in_trampoline = code.trampoline.code.contains(&at.address());
+            let stopped = if in_trampoline {
+                code.trampoline.stopped_registers(&registers, word)
+            } else {
+                None
+            };
+            let caller = match stopped {
+                Some(stopped) => {
+                    registers = stopped;
+                    stopped.pc
+                }
+                None => match self.tables.caller(at, &mut registers, word) {
+                    Ok(Some(caller)) => caller,
+                    _ => break,
+                },
+            };
+            // A goroutine that was stopped by a signal continues at this instruction, which may be
+            // the first of a function.
+            next = if in_trampoline {
+                Some(CodeAddress::of_instruction(caller))
+            } else {
+                CodeAddress::of_return(caller)
+            };
         }
+        (frames, registers.sp)
     }
 
     /// Returns the frames at `addresses`, innermost first, without those of the runtime at both
     /// ends.
     pub(super) fn frames(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
-        let mut inner = true;
-        let mut shown = Vec::new();
         for &address in addresses {
             if !self.resolved.contains_key(&address) {
                 let frames = self.resolve(address);
                 self.resolved.insert(address, frames);
             }
-            for (kind, frame) in &self.resolved[&address] {
-                inner &= *kind == FrameKind::Runtime;
-                if !inner && *kind == FrameKind::User && shown.len() < SHOWN_MAX {
-                    shown.push(frame.clone());
-                }
-            }
         }
-        shown
+        shown(addresses.iter().flat_map(|address| &self.resolved[address]))
     }
 
-    fn resolve(&mut self, address: u64) -> Vec<(FrameKind, Arc<Frame>)> {
+    fn resolve(&mut self, address: u64) -> Vec<Resolved> {
         let module = self.modules.iter_mut().find(|m| (m.start..m.end).contains(&address));
         let mut frames = module.map(|m| m.resolve(address)).unwrap_or_default();
         if frames.is_empty() {
-            frames.push(Frame { name: format!("{address:#x}"), file: String::new(), line: 0 });
+            frames.push(Frame::nameless(format!("{address:#x}")));
         }
-        let with_kind = |frame: Frame| (frame_kind(&frame.name, &frame.file), Arc::new(frame));
-        frames.into_iter().map(with_kind).collect()
+        frames.into_iter().map(Frame::resolved).collect()
     }
 }
 
@@ -292,51 +242,19 @@ impl SpecialCode {
     }
 }
 
-/// Reads a word of a stack.
-type Word<'a> = &'a mut dyn FnMut(u64) -> Option<u64>;
-
-/// Returns the code addresses of the calls on a stack; see [`Unwinder::unwind`]. `stopped` returns
-/// the registers and the code address of the goroutine whose trampoline has these registers, or
-/// None if the unwind tables describe it.
-fn callers<U: framehop::Unwinder>(
-    unwinder: &U,
-    cache: &mut U::Cache,
-    registers: &mut U::UnwindRegs,
-    first: Option<FrameAddress>,
-    trampoline: &Trampoline,
-    word: Word<'_>,
-    stopped: impl Fn(&U::UnwindRegs, Word<'_>) -> Option<(U::UnwindRegs, u64)>,
-) -> Vec<u64> {
-    let mut frames = Vec::new();
-    let mut next = first;
-    while let Some(address) = next
-        && frames.len() < FRAMES_MAX
-    {
-        frames.push(address.address_for_lookup());
-        let in_trampoline = trampoline.code.contains(&address.address());
-        let goroutine = if in_trampoline { stopped(registers, word) } else { None };
-        let caller = match goroutine {
-            Some((its_registers, pc)) => {
-                *registers = its_registers;
-                pc
-            }
-            None => {
-                let mut read = |address| word(address).ok_or(());
-                match unwinder.unwind_frame(address, registers, cache, &mut read) {
-                    Ok(Some(caller)) => caller,
-                    _ => break,
-                }
-            }
-        };
-        // A goroutine that was stopped by a signal continues at this instruction, which may be the
-        // first of a function.
-        next = if in_trampoline {
-            Some(FrameAddress::from_instruction_pointer(caller))
-        } else {
-            FrameAddress::from_return_address(caller)
-        };
+impl Trampoline {
+    /// Returns the registers of the goroutine whose trampoline has these. None if the unwind tables
+    /// describe it.
+    fn stopped_registers(
+        &self,
+        registers: &Registers,
+        word: &mut dyn FnMut(u64) -> Option<u64>,
+    ) -> Option<Registers> {
+        let saved = registers.sp.wrapping_add(self.registers?);
+        let mut register = |number: u64| word(saved.wrapping_add(8 * number));
+        let [fp, lr, sp, pc] = [29, 30, 31, 32].map(&mut register);
+        Some(Registers { pc: pc?, sp: sp?, fp: fp?, lr: lr? })
     }
-    frames
 }
 
 impl Module {
@@ -374,7 +292,7 @@ impl Module {
             (None, None) => {
                 let file = self.path.file_name().unwrap_or_default().display().to_string();
                 let name = format!("{address:#x} in {file}");
-                frames.push(Frame { name, file: String::new(), line: 0 });
+                frames.push(Frame::nameless(name));
             }
         }
         frames.retain(|frame| !frame.name.is_empty());

@@ -10,7 +10,7 @@
 //! process if the trace takes longer than [`TRACE_LIMIT_SECS`].
 
 use super::previous_action::{PreviousAction, SignalSource};
-use super::symbols::{Resolver, demangle};
+use super::symbols::Resolver;
 use super::unwind::{OwnAddress, own_stack};
 use crate::mem;
 use crate::sched::current_g;
@@ -20,6 +20,7 @@ use std::fmt::Write;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::Once;
+use trefoil_symbols::demangle;
 
 /// Frames that are printed. The innermost frames show the recursion.
 const TRACE_FRAMES: usize = 48;

@@ -12,7 +12,6 @@
 //! Rejected: a crate for protocol buffers or for gzip, because pprof reads plain files too.
 
 use super::protobuf::Message;
-use super::symbols::Frame;
 use crate::sched::labels::LabelSet;
 use crate::sys::sort::{sort_by, sort_by_key};
 use std::collections::HashMap;
@@ -20,6 +19,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use trefoil_symbols::Frame;
 
 /// How many values a sample has at most.
 pub(super) const VALUES_MAX: usize = 3;

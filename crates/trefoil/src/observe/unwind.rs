@@ -4,7 +4,7 @@
 //! The goroutine may be resumed at any moment, and then the words that are read from its stack are
 //! meaningless. That does no harm: reads stay inside the stack and their number is limited.
 //! Afterwards the frames are discarded unless the goroutine was suspended all the time and its G
-//! was not reused. Return addresses come from the unwind tables of the loaded objects (framehop);
+//! was not reused. Return addresses come from the unwind tables of the loaded objects;
 //! `symbols/` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile
 //! does no harm.
 //!
@@ -14,32 +14,17 @@ use crate::arch::preempt::{in_trampoline, trampoline_caller};
 use crate::arch::{Registers, SUSPENDED_BYTES};
 use crate::sched::g::{G, Status};
 use crate::sys::objects::{self, Version};
-use framehop::{
-    CacheNative, ExplicitModuleSectionInfo, FrameAddress, MayAllocateDuringUnwind, Module,
-    UnwindRegsNative, Unwinder, UnwinderNative,
-};
 use std::ffi::{CStr, c_int, c_void};
-use std::ops::{Deref, Range};
+use std::ops::Range;
+use trefoil_symbols::{self as symbols, Bytes, CodeAddress, Cpu, Module, UnwindTables};
 
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
 
-type TableUnwinder = UnwinderNative<Bytes, MayAllocateDuringUnwind>;
-
-/// Returns the registers in framehop's form.
-fn framehop_registers(registers: Registers) -> UnwindRegsNative {
-    #[cfg(target_arch = "x86_64")]
-    return UnwindRegsNative::new(registers.pc, registers.sp, registers.fp);
-    #[cfg(target_arch = "aarch64")]
-    return UnwindRegsNative::new(registers.lr, registers.sp, registers.fp);
-}
-
-/// Returns the frame pointer.
-fn frame_pointer(registers: &UnwindRegsNative) -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    return registers.bp();
-    #[cfg(target_arch = "aarch64")]
-    return registers.fp();
+impl From<Registers> for symbols::Registers {
+    fn from(Registers { pc, sp, fp, lr }: Registers) -> symbols::Registers {
+        symbols::Registers { pc, sp, fp, lr }
+    }
 }
 
 /// Bytes of the frame of `arch::call_on` above its frame pointer.
@@ -47,45 +32,19 @@ const CALL_ON_BYTES: u64 = if cfg!(target_arch = "x86_64") { 16 } else { 32 };
 
 /// The unwind tables of all objects that were loaded at one moment.
 pub(super) struct Tables {
-    unwinder: TableUnwinder,
-    cache: CacheNative<MayAllocateDuringUnwind>,
+    tables: UnwindTables,
     version: Version,
-}
-
-/// A part of an object.
-enum Bytes {
-    /// Of the program or the vdso, which are never unloaded.
-    Mapped(&'static [u8]),
-    /// Of a library, which another thread may unload at any time.
-    Copied(Vec<u8>),
-}
-
-impl Default for Bytes {
-    fn default() -> Bytes {
-        Bytes::Mapped(&[])
-    }
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Bytes::Mapped(bytes) => bytes,
-            Bytes::Copied(bytes) => bytes,
-        }
-    }
 }
 
 impl Tables {
     pub(super) fn load() -> Tables {
-        let mut unwinder = TableUnwinder::new();
+        let mut tables = UnwindTables::new(Cpu::OWN);
         let mut version = Version::NONE;
         objects::for_each(|info, headers| {
             version = Version::of(info);
-            add_object(&mut unwinder, info, headers);
+            add_object(&mut tables, info, headers);
         });
-        Tables { unwinder, cache: CacheNative::new(), version }
+        Tables { tables, version }
     }
 
     /// Returns whether no object was loaded or unloaded since.
@@ -93,59 +52,48 @@ impl Tables {
         self.version == Version::now()
     }
 
-    /// Returns the code addresses of a stack, innermost first. `read` returns the word at an
-    /// address of the stack; it is `dyn` because all of framehop is compiled for each type of it.
-    /// If the outer frames are on another stack, `caller` is where that one is.
+    /// Returns the code addresses of a stack, innermost first. `word` returns the word at an
+    /// address of the stack. If the outer frames are on another stack, `caller` is where that one
+    /// is.
     pub(super) fn unwind(
         &mut self,
         registers: Registers,
         caller: Range<u64>,
-        mut read: &mut dyn FnMut(u64) -> Result<u64, ()>,
+        word: &mut dyn FnMut(u64) -> Option<u64>,
     ) -> Vec<u64> {
-        let mut regs = framehop_registers(registers);
-        let mut frame = FrameAddress::from_instruction_pointer(registers.pc);
-        let mut frames = vec![frame.address_for_lookup()];
+        let mut registers: symbols::Registers = registers.into();
+        let mut at = CodeAddress::of_instruction(registers.pc);
+        let mut frames = vec![at.to_look_up()];
         while frames.len() < FRAMES_MAX {
-            if in_trampoline(frame.address() as usize)
-                && let Some(registers) = trampoline_caller(regs.sp(), |at| read(at).ok())
-            {
-                regs = framehop_registers(registers);
-                frame = FrameAddress::from_instruction_pointer(registers.pc);
-                frames.push(frame.address_for_lookup());
+            let is_preempted = in_trampoline(at.address() as usize);
+            if is_preempted && let Some(stopped) = trampoline_caller(registers.sp, &mut *word) {
+                registers = stopped.into();
+                at = CodeAddress::of_instruction(registers.pc);
+                frames.push(at.to_look_up());
                 continue;
             }
-            let unwound = self.unwinder.unwind_frame(frame, &mut regs, &mut self.cache, &mut read);
-            let next = match unwound {
+            let next = match self.tables.caller(at, &mut registers, word) {
                 Ok(next) => next,
-                // framehop expects that the stack pointer grows, but `arch::call_on` may have
+                // The tables expect that the stack pointer grows, but `arch::call_on` may have
                 // called down to another stack. Its frame is found by the frame pointer.
-                Err(_)
-                    if caller.contains(&frame_pointer(&regs)) && !caller.contains(&regs.sp()) =>
-                {
-                    let frame = frame_pointer(&regs);
-                    let words = read(frame).and_then(|fp| Ok((fp, read(frame + 8)?)));
-                    let Ok((fp, return_address)) = words else { break };
-                    regs = framehop_registers(Registers {
-                        pc: return_address,
-                        sp: frame + CALL_ON_BYTES,
-                        fp,
-                        lr: return_address,
-                    });
-                    Some(return_address)
+                Err(_) if caller.contains(&registers.fp) && !caller.contains(&registers.sp) => {
+                    let frame = registers.fp;
+                    let (Some(fp), Some(pc)) = (word(frame), word(frame + 8)) else { break };
+                    registers = symbols::Registers { pc, sp: frame + CALL_ON_BYTES, fp, lr: pc };
+                    Some(pc)
                 }
                 Err(_) => break,
             };
-            let Some(next) = next else { break };
             // A goroutine that was stopped by a signal continues at this instruction, which may be
             // the first of a function. Any other address is that of the instruction after a call.
-            let next = if in_trampoline(frame.address() as usize) {
-                Some(FrameAddress::from_instruction_pointer(next))
-            } else {
-                FrameAddress::from_return_address(next)
+            let next = match next {
+                Some(pc) if is_preempted => Some(CodeAddress::of_instruction(pc)),
+                Some(pc) => CodeAddress::of_return(pc),
+                None => None,
             };
             let Some(next) = next else { break };
-            frame = next;
-            frames.push(frame.address_for_lookup());
+            at = next;
+            frames.push(at.to_look_up());
         }
         frames
     }
@@ -172,9 +120,9 @@ impl Tables {
             let inside = (start..=end - 8).contains(&address) && address.is_multiple_of(8);
             // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs
             // meanwhile, the value may be torn, and the check below discards the frames.
-            if inside { Ok(unsafe { (address as *const u64).read_volatile() }) } else { Err(()) }
+            inside.then(|| unsafe { (address as *const u64).read_volatile() })
         };
-        let registers = Registers::suspended(start, |at| read(at).ok())?;
+        let registers = Registers::suspended(start, &mut read)?;
         let frames = self.unwind(registers, 0..0, &mut read);
         // Acquire: the stack is read before the status is read again.
         std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
@@ -182,14 +130,9 @@ impl Tables {
     }
 }
 
-/// Adds the tables of an object to the unwinder, if they have the usual form. The caller is called
-/// by the loader, so the object stays loaded meanwhile. An `svma` (stated virtual memory address)
-/// is framehop's name for an address relative to where the object is loaded.
-fn add_object(
-    unwinder: &mut TableUnwinder,
-    info: &libc::dl_phdr_info,
-    headers: &[libc::Elf64_Phdr],
-) {
+/// Adds the tables of an object, if they have the usual form. The caller is called by the loader, so
+/// the object stays loaded meanwhile.
+fn add_object(tables: &mut UnwindTables, info: &libc::dl_phdr_info, headers: &[libc::Elf64_Phdr]) {
     let base = info.dlpi_addr;
     let range = |h: &libc::Elf64_Phdr| h.p_vaddr..h.p_vaddr + h.p_memsz;
     let loads = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
@@ -197,15 +140,15 @@ fn add_object(
     let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return };
     let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return };
     let is_permanent = is_permanent(info);
-    let bytes = |svma: Range<u64>| {
+    let bytes = |part: Range<u64>| {
         // SAFETY: mapped while the object is loaded.
         let bytes: &'static [u8] = unsafe {
             std::slice::from_raw_parts(
-                (base + svma.start) as *const u8,
-                (svma.end - svma.start) as usize,
+                (base + part.start) as *const u8,
+                (part.end - part.start) as usize,
             )
         };
-        if is_permanent { Bytes::Mapped(bytes) } else { Bytes::Copied(bytes.to_vec()) }
+        if is_permanent { Bytes::Static(bytes) } else { Bytes::Copied(bytes.to_vec()) }
     };
     let hdr_range = range(hdr);
     let hdr_bytes = bytes(hdr_range.clone());
@@ -219,20 +162,14 @@ fn add_object(
     // through the table of the header.
     let Some(segment) = loads().map(range).find(|r| r.contains(&eh_frame)) else { return };
     let eh_range = eh_frame..segment.end;
-    unwinder.add_module(Module::new(
-        String::new(),
-        base + range(first).start..base + range(last).end,
-        base,
-        ExplicitModuleSectionInfo {
-            base_svma: 0,
-            text_svma: Some(range(text)),
-            eh_frame_svma: Some(eh_range.clone()),
-            eh_frame: Some(bytes(eh_range)),
-            eh_frame_hdr_svma: Some(hdr_range),
-            eh_frame_hdr: Some(hdr_bytes),
-            ..Default::default()
-        },
-    ));
+    tables.add(Module {
+        range: base + range(first).start..base + range(last).end,
+        bias: base,
+        text: Some(range(text)),
+        eh_frame: Some((eh_range.clone(), bytes(eh_range))),
+        eh_frame_hdr: Some((hdr_range, hdr_bytes)),
+        ..Module::default()
+    });
 }
 
 /// Returns whether an object cannot be unloaded: the program, whose name is empty, and the vdso.

@@ -5,7 +5,8 @@
 //! sure that a field is inside the bytes that are read of its object.
 
 use crate::inspect::layout::Layout;
-use crate::inspect::memory::{Cpu, Process, u32_at, u64_at};
+use crate::inspect::memory::{Process, u32_at, u64_at};
+use trefoil_symbols::Cpu;
 
 /// The largest sizes of a G or a task without its contents, and of a slab or chunk.
 const SUBJECT_BYTES_MAX: u64 = 1 << 16;

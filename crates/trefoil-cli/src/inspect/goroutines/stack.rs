@@ -5,8 +5,9 @@
 //! stacks need one read, and a million goroutines are a million reads.
 
 use super::{M, Reader, Stack};
-use crate::inspect::memory::{Process, Registers, u32_at, u64_at};
+use crate::inspect::memory::{Process, u32_at, u64_at};
 use crate::inspect::stacks::{Innermost, SpecialCode, Trampoline, Unwinder};
+use trefoil_symbols::Registers;
 
 /// Bytes of a stack that are read at once; deeper frames are read when they are needed.
 const STACK_BYTES: u64 = 2 << 10;

@@ -5,7 +5,8 @@
 //! instructions. Code in any other form has no name here.
 
 use super::{Cache, Reader};
-use crate::inspect::memory::{Cpu, u32_at};
+use crate::inspect::memory::u32_at;
+use trefoil_symbols::Cpu;
 
 impl Reader<'_> {
     /// Returns the function that contains the closure or future of a body: an empty name if the

@@ -9,7 +9,7 @@
 
 use crate::observe::pprof::{Group, GroupsByFrames, Profile, ProfileKind, SampleKey, Values};
 use crate::observe::process_lock::{ProcessGuard, ProcessLock};
-use crate::observe::symbols::{Frame, SymbolCache};
+use crate::observe::symbols::SymbolCache;
 use crate::observe::unwind::Tables;
 use crate::sched::labels::LabelSet;
 use crate::sched::monitor::helper;
@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use trefoil_symbols::Frame;
 
 /// The time between two visits of the ring.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -194,7 +195,7 @@ fn unwind(tables: &mut Tables, sample: &Sample) -> Vec<u64> {
             let at = usize::try_from(offset / 8).ok()?;
             if offset % 8 == 0 { words.get(at).copied() } else { None }
         };
-        sample.stack.iter().find_map(word).ok_or(())
+        sample.stack.iter().find_map(word)
     })
 }
 

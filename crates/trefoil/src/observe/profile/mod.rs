@@ -18,7 +18,7 @@ pub(crate) mod cpu;
 
 use super::pprof::{Group, GroupsByFrames, Profile, ProfileKind, SampleKey, Values};
 use super::snapshot::{self, Snapshot, StackSnapshot};
-use super::symbols::{Frame, SymbolCache};
+use super::symbols::SymbolCache;
 use super::waits;
 use crate::sched::Sched;
 use crate::sched::g::Status;
@@ -27,6 +27,7 @@ use std::collections::{HashMap, HashSet};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::SystemTime;
+use trefoil_symbols::Frame;
 
 /// A stack before its addresses are resolved.
 #[derive(PartialEq, Eq, Hash)]

@@ -2,8 +2,8 @@
 //!
 //! The file of an object is read when an address in it is looked up for the first time, and kept
 //! while the object is loaded. The list follows `dlopen` and `dlclose`: the loader counts both, and
-//! each lookup compares the counts. So memory is bounded by what is loaded (`file.rs` says what
-//! that is per file), and a library that was replaced by another at the same place is not mistaken
+//! each lookup compares the counts. So memory is bounded by what is loaded ([`SymbolFile`] says
+//! what that is per file), and a library that was replaced by another at the same place is not mistaken
 //! for it.
 //!
 //! A file may have been replaced on disk since it was loaded. `/proc/self/exe` still leads to the
@@ -13,8 +13,6 @@
 //! One lock ([`ProcessLock`]), held while an address is resolved. The handler of a stack overflow
 //! must not wait for it, because the goroutine that overflowed may hold it: [`Resolver::try_lock`].
 
-use super::elf::Elf;
-use super::file::{Call, SymbolFile};
 use crate::observe::process_lock::{ProcessGuard, ProcessLock};
 use crate::sys::mm;
 use crate::sys::objects::{self, Version};
@@ -22,6 +20,7 @@ use std::ffi::{CStr, OsStr};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use trefoil_symbols::{Call, Elf, SymbolFile};
 
 /// Bytes of notes that are compared at most.
 const NOTE_BYTES_MAX: u64 = 1024;

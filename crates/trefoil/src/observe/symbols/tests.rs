@@ -1,35 +1,10 @@
 use super::*;
 use crate::observe::unwind::{OwnAddress, own_stack};
-use crate::sys::objects;
-use crate::sys::rng::Rng;
-use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
+use trefoil_symbols::{Elf, frame_kind};
 
 #[test]
-fn frames_of_the_runtime_are_told_apart_from_those_of_the_program() {
-    use FrameKind::*;
-    for (name, file, kind) in [
-        ("trefoil::sched::switch::park", "", Runtime),
-        ("<trefoil::sched::m::Rt>::leave", "", Runtime),
-        ("park", "/a/trefoil/src/sched/switch.rs", Runtime),
-        ("park", "/r/trefoil-0.1.0/src/sched/switch.rs", Runtime),
-        ("park", "/r/trefoil-1.2.3/src/sched/switch.rs", Runtime),
-        ("park", "/r/trefoil-cli/src/sched/switch.rs", User),
-        ("park", "/home/me/scheduler/src/sched/switch.rs", User),
-        ("trefoil::time::sleep", "/a/trefoil/src/time/mod.rs", User),
-        ("std::panicking::catch_unwind", "", Bottom),
-    ] {
-        assert_eq!(frame_kind(name, file), kind, "{name} {file}");
-    }
-    assert_eq!(frame_kind("here", &format!("/{}", file!())), Runtime);
-}
-
-/// Returns a function that returns the same random numbers in each run, below its argument.
-pub(super) fn random_below() -> impl FnMut(usize) -> usize {
-    let mut rng = Rng::from_seed(1);
-    move |below| (rng.next() >> 8) as usize % below
+fn this_file_belongs_to_the_runtime() {
+    assert_eq!(frame_kind("here", &format!("/{}", file!())), FrameKind::Runtime);
 }
 
 /// Returns the names, files and lines at an address of this process.
@@ -144,69 +119,4 @@ fn a_library_whose_file_was_replaced_has_no_names() {
     std::fs::rename(&other, &path).unwrap();
     assert_eq!(calls_at(function), []);
     std::fs::remove_file(path).unwrap();
-}
-
-#[test]
-fn a_program_that_is_cut_off_or_damaged_is_read_or_refused() {
-    /// How long files are damaged and read.
-    const LIMIT: Duration = Duration::from_secs(2);
-    let program = std::fs::read("/proc/self/exe").unwrap();
-    // SAFETY: a new descriptor that nothing else owns.
-    let file = unsafe { File::from_raw_fd(libc::memfd_create(c"program".as_ptr(), 0)) };
-    file.write_all_at(&program, 0).unwrap();
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let elf = Elf::parse(&program).unwrap();
-    let text = elf.section(".text").unwrap();
-    let look_up = |address: u64| {
-        let mut calls = 0;
-        if let Some(mut file) = SymbolFile::map(path.as_ref(), "".as_ref(), |_| true) {
-            for address in [address, text.address, text.address + text.size / 2, 0, u64::MAX] {
-                file.calls(address, &mut |_| calls += 1);
-            }
-        }
-        calls
-    };
-    let function = program_address(calls_at as *const () as u64);
-    assert!(look_up(function) > 0);
-
-    let mut random = random_below();
-    let damaged = [".debug_info", ".debug_abbrev", ".debug_line", ".debug_ranges", ".symtab"];
-    let begin = Instant::now();
-    while begin.elapsed() < LIMIT {
-        let mut places = Vec::new();
-        for section in damaged.iter().filter_map(|name| elf.section(name)) {
-            let start = section.bytes.as_ptr() as usize - program.as_ptr() as usize;
-            // Units that are looked up are anywhere; abbreviations are at the start.
-            for bytes in [64, 4096, section.bytes.len()] {
-                if !section.bytes.is_empty() {
-                    places.push(start + random(bytes.min(section.bytes.len())));
-                }
-            }
-        }
-        for &at in &places {
-            file.write_all_at(&[random(256) as u8], at as u64).unwrap();
-        }
-        look_up(function);
-        for &at in &places {
-            file.write_all_at(&program[at..=at], at as u64).unwrap();
-        }
-    }
-    assert!(look_up(function) > 0, "the file is whole again");
-
-    let mut len = program.len();
-    let begin = Instant::now();
-    while begin.elapsed() < LIMIT && len > 0 {
-        len -= 1 + random(1 + len / 8);
-        file.set_len(len as u64).unwrap();
-        look_up(function);
-    }
-}
-
-/// Returns an address of this program as it is in its file.
-fn program_address(address: u64) -> u64 {
-    let mut bias = None;
-    objects::for_each(|info, _| {
-        bias.get_or_insert(info.dlpi_addr);
-    });
-    address - bias.unwrap()
 }

@@ -1,7 +1,7 @@
 //! The public types of the wait-for graph, and their text.
 
 use super::super::snapshot::{self, Subject};
-use super::super::symbols::{Frame, SymbolCache};
+use super::super::symbols::SymbolCache;
 use super::super::unwind::Tables;
 use super::{Cycle, Graph, Party, Wait};
 use crate::sched::Sched;
@@ -10,6 +10,7 @@ use crate::sched::wait::reason::WaitReason;
 use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
+use trefoil_symbols::Frame;
 
 /// Bytes of a name that are copied at most.
 const NAME_BYTES_MAX: usize = 256;

@@ -2,7 +2,6 @@
 
 use super::{Result, call};
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 /// Readable and writable memory.
@@ -24,15 +23,6 @@ pub(crate) unsafe fn mmap_anonymous(
     let no_file = -1isize as usize;
     let args = [hint as usize, len, prot as usize, flags, no_file, 0];
     // SAFETY: the caller's contract.
-    unsafe { call(libc::SYS_mmap, args).map(ptr::with_exposed_provenance_mut) }
-}
-
-/// Maps the first `len` bytes of a file for reading, private to this process. Returns their address.
-#[inline]
-pub(crate) fn mmap_file(fd: BorrowedFd<'_>, len: usize) -> Result<*mut c_void> {
-    let (prot, flags) = (libc::PROT_READ as usize, libc::MAP_PRIVATE as usize);
-    let args = [0, len, prot, flags, fd.as_raw_fd() as usize, 0];
-    // SAFETY: a new mapping, where the kernel chooses.
     unsafe { call(libc::SYS_mmap, args).map(ptr::with_exposed_provenance_mut) }
 }
 

@@ -19,18 +19,18 @@
 //! Invariant: what borrows from [`Backing`] is in fields before it, and no method returns a part of
 //! it for longer than a call. So nothing refers to memory that was unmapped or freed.
 
-use super::elf::Elf;
-use crate::sys::syscalls::{mmap_file, munmap};
+use crate::elf::{Elf, Symbol};
 use addr2line::gimli::{Dwarf, DwarfPackage, EndianSlice, Error, LittleEndian, SectionId};
 use addr2line::{Context, LookupContinuation, LookupResult, SplitDwarfLoad};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Where distributions put debug information.
@@ -76,7 +76,7 @@ impl SymbolFile {
 
     /// Maps the file `from` if `is_wanted` returns true for it. It is known as `path`, beside
     /// which files with its debug information may be.
-    pub(super) fn map(
+    pub fn map(
         from: &Path,
         path: &Path,
         is_wanted: impl FnOnce(&Elf<'_>) -> bool,
@@ -153,7 +153,7 @@ impl SymbolFile {
 /// Returns the functions with a name, by address.
 fn functions(elf: &Elf<'static>) -> Vec<Function> {
     let symbols = elf.symbols().filter(|symbol| symbol.is_function && !symbol.name.is_empty());
-    let function = |symbol: super::elf::Symbol<'static>| Function {
+    let function = |symbol: Symbol<'static>| Function {
         start: symbol.address,
         size: symbol.size,
         name: symbol.name,
@@ -309,7 +309,11 @@ impl FileMap {
         // process shortens it, an access ends this process by SIGBUS; linkers and package managers
         // replace a file instead.
         let bytes = unsafe {
-            let start = mmap_file(file.as_fd(), len).ok()?;
+            let fd = file.as_raw_fd();
+            let start = libc::mmap(null_mut(), len, libc::PROT_READ, libc::MAP_PRIVATE, fd, 0);
+            if start == libc::MAP_FAILED {
+                return None;
+            }
             std::slice::from_raw_parts(start.cast::<u8>(), len)
         };
         Some(FileMap { bytes })
@@ -319,11 +323,78 @@ impl FileMap {
 impl Drop for FileMap {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, from which nothing borrows any more.
-        let _ = unsafe { munmap(self.bytes.as_ptr().cast_mut().cast(), self.bytes.len()) };
+        let _ = unsafe { libc::munmap(self.bytes.as_ptr().cast_mut().cast(), self.bytes.len()) };
     }
 }
 
 /// Returns a name without its mangling, and without the hash of Rust's names.
 pub fn demangle(name: &[u8]) -> String {
     format!("{:#}", rustc_demangle::demangle(&String::from_utf8_lossy(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::random_below;
+    use std::fs;
+    use std::os::fd::FromRawFd;
+    use std::os::unix::fs::FileExt;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_program_that_is_cut_off_or_damaged_is_read_or_refused() {
+        /// How long files are damaged and read.
+        const LIMIT: Duration = Duration::from_secs(2);
+        let program = fs::read("/proc/self/exe").unwrap();
+        // SAFETY: a new descriptor that nothing else owns.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"program".as_ptr(), 0)) };
+        file.write_all_at(&program, 0).unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let elf = Elf::parse(&program).unwrap();
+        let text = elf.section(".text").unwrap();
+        let look_up = |address: u64| {
+            let mut calls = 0;
+            if let Some(mut file) = SymbolFile::map(path.as_ref(), "".as_ref(), |_| true) {
+                for address in [address, text.address, text.address + text.size / 2, 0, u64::MAX] {
+                    file.calls(address, &mut |_| calls += 1);
+                }
+            }
+            calls
+        };
+        let is_this = |symbol: &Symbol<'_>| demangle(symbol.name).ends_with("symbols::file::open");
+        let function = elf.symbols().find(is_this).expect("a function of this crate").address;
+        assert!(look_up(function) > 0);
+
+        let mut random = random_below();
+        let damaged = [".debug_info", ".debug_abbrev", ".debug_line", ".debug_ranges", ".symtab"];
+        let begin = Instant::now();
+        while begin.elapsed() < LIMIT {
+            let mut places = Vec::new();
+            for section in damaged.iter().filter_map(|name| elf.section(name)) {
+                let start = section.bytes.as_ptr() as usize - program.as_ptr() as usize;
+                // Units that are looked up are anywhere; abbreviations are at the start.
+                for bytes in [64, 4096, section.bytes.len()] {
+                    if !section.bytes.is_empty() {
+                        places.push(start + random(bytes.min(section.bytes.len())));
+                    }
+                }
+            }
+            for &at in &places {
+                file.write_all_at(&[random(256) as u8], at as u64).unwrap();
+            }
+            look_up(function);
+            for &at in &places {
+                file.write_all_at(&program[at..=at], at as u64).unwrap();
+            }
+        }
+        assert!(look_up(function) > 0, "the file is whole again");
+
+        let mut len = program.len();
+        let begin = Instant::now();
+        while begin.elapsed() < LIMIT && len > 0 {
+            len -= 1 + random(1 + len / 8);
+            file.set_len(len as u64).unwrap();
+            look_up(function);
+        }
+    }
 }

@@ -137,7 +137,7 @@ impl<'a> Elf<'a> {
     }
 
     /// Returns the bytes of the table of segments, which are in memory as well.
-    pub(super) fn segment_table(&self) -> &'a [u8] {
+    pub fn segment_table(&self) -> &'a [u8] {
         self.segments
     }
 
@@ -165,7 +165,7 @@ impl<'a> Elf<'a> {
     }
 
     /// Returns the build id, a number that the linker has made of the contents.
-    pub(super) fn build_id(&self) -> Option<&'a [u8]> {
+    pub(crate) fn build_id(&self) -> Option<&'a [u8]> {
         let notes = self.section(".note.gnu.build-id")?.bytes;
         let (name, size) = (u32_at(notes, 0)?, u32_at(notes, 4)?);
         let is_build_id = name == 4 && u32_at(notes, 8)? == NT_GNU_BUILD_ID;
@@ -173,7 +173,7 @@ impl<'a> Elf<'a> {
     }
 
     /// Returns the name of the file that has the debug information instead of this one.
-    pub(super) fn debug_link(&self) -> Option<&'a [u8]> {
+    pub(crate) fn debug_link(&self) -> Option<&'a [u8]> {
         let name = text_at(self.section(".gnu_debuglink")?.bytes, 0);
         // A name alone, no path.
         (!name.is_empty() && !name.contains(&b'/')).then_some(name)
@@ -211,13 +211,13 @@ impl<'a> Elf<'a> {
 
 impl Section<'_> {
     /// Returns whether its bytes have to be inflated before they can be read.
-    pub(super) fn is_compressed(&self) -> bool {
+    pub(crate) fn is_compressed(&self) -> bool {
         self.flags & SHF_COMPRESSED != 0
     }
 
     /// Returns the inflated bytes of a compressed section. None if they are damaged, or compressed
     /// by another method than zlib.
-    pub(super) fn inflate(&self) -> Option<Vec<u8>> {
+    pub(crate) fn inflate(&self) -> Option<Vec<u8>> {
         let size = u64_at(self.bytes, 8)?;
         let compressed = self.bytes.get(COMPRESSION_HEADER_BYTES..)?;
         let bound = (compressed.len() as u64).saturating_mul(INFLATION_MAX);
@@ -273,27 +273,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::symbols::tests::random_below;
-    use crate::sys::objects;
-
-    /// Returns the vdso: a small ELF file in memory. Empty in an emulator of user programs, which
-    /// has none.
-    fn vdso() -> Vec<u8> {
-        let mut found = Vec::new();
-        objects::for_each(|info, headers| {
-            // SAFETY: the loader's string, if there is one.
-            let name = unsafe { std::ffi::CStr::from_ptr(info.dlpi_name) };
-            let load = headers.iter().find(|h| h.p_type == libc::PT_LOAD);
-            if let Some(load) = load.filter(|_| name == c"linux-vdso.so.1") {
-                let bytes = (load.p_memsz as usize).next_multiple_of(4096);
-                // SAFETY: the vdso is mapped in whole pages, and never unmapped.
-                found = unsafe {
-                    std::slice::from_raw_parts(info.dlpi_addr as *const u8, bytes).to_vec()
-                };
-            }
-        });
-        found
-    }
+    use crate::testing::{random_below, vdso};
 
     /// Reads all of a file. Returns how many symbols have a name.
     fn read_all(bytes: &[u8]) -> Option<usize> {
@@ -312,14 +292,14 @@ mod tests {
         if whole.is_empty() {
             return;
         }
-        assert!(read_all(&whole).unwrap() > 3, "the vdso has no symbols");
+        assert!(read_all(whole).unwrap() > 3, "the vdso has no symbols");
         for len in 0..whole.len() {
             let _ = read_all(&whole[..len]);
         }
         let mut random = random_below();
-        let headers = u64_at(&whole, 40).unwrap() as usize;
+        let headers = u64_at(whole, 40).unwrap() as usize;
         for _ in 0..10_000 {
-            let mut bytes = whole.clone();
+            let mut bytes = whole.to_vec();
             for _ in 0..1 + random(4) {
                 let at = match random(3) {
                     0 => random(64 + 4 * SEGMENT_HEADER_BYTES),
