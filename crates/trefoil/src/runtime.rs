@@ -151,7 +151,9 @@ impl Runtime {
         let _wait = self.sched.config.is_system.then(observe::deadlock::SystemRuntimeWait::new);
         // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
         // after the goroutine has ended.
-        let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), options, f) };
+        let spawned = unsafe {
+            spawn(SpawnTarget::Runtime(&self.sched), options, interpose::with_std_name(f))
+        };
         let main = match spawned {
             // SAFETY: just spawned with result type T, and this is its only handle.
             Ok(g) => unsafe { Join::new(g) },

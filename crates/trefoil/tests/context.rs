@@ -3,6 +3,7 @@
 mod common;
 
 use common::{MS, join_all, watchdog, yield_until};
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -245,6 +246,15 @@ fn a_cause_is_that_of_the_context_through_which_it_was_cancelled() {
         assert_eq!(below.err(), Some(ContextError::Canceled));
         let late = below.with_deadline_cause(Instant::now(), "late").0;
         assert_eq!(cause(&late).as_deref(), Some("first"), "it was cancelled first");
+
+        // The cause of one context is passed on to another.
+        let (one, cancel_one) = Context::background().with_cancel_cause();
+        let (other, cancel_other) = Context::background().with_cancel_cause();
+        cancel_one.cancel(io::Error::from(io::ErrorKind::BrokenPipe));
+        cancel_other.cancel(one.cause().unwrap());
+        let passed_on = other.cause().unwrap();
+        let error: &io::Error = passed_on.downcast_ref().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
 
         let (ctx, cancel) = Context::background().with_timeout_cause(MS, "too slow");
         let below = ctx.with_cancel().0;

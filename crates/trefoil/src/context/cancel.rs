@@ -1,7 +1,7 @@
 //! The handles that cancel a context.
 
 use super::ContextError;
-use super::node::{CancelNode, Reason};
+use super::node::{CancelNode, Reason, share};
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
@@ -68,7 +68,8 @@ impl CancelCause {
     /// nothing if the context is done already: the first cause stays.
     ///
     /// [`Context::err`](super::Context::err) is [`ContextError::Canceled`], and
-    /// [`Context::cause`](super::Context::cause) is the cause.
+    /// [`Context::cause`](super::Context::cause) is the cause. It may be the cause of another
+    /// context: that is passed on as it is.
     ///
     /// # Examples
     /// ```
@@ -85,8 +86,7 @@ impl CancelCause {
     where
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        let cause = Some(Arc::from(cause.into()));
-        self.node.cancel(Reason { err: ContextError::Canceled, cause });
+        self.node.cancel(Reason { err: ContextError::Canceled, cause: Some(share(cause.into())) });
     }
 }
 

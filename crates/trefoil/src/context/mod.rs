@@ -48,7 +48,7 @@ mod values;
 
 use crate::chan::{self, Receiver};
 use crate::sync::OnceLock;
-use node::{CancelNode, Reason};
+use node::{CancelNode, Cause, Reason, share};
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -162,14 +162,10 @@ impl Context {
     where
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        self.with_timeout_reason(d, Some(cause.into().into()))
+        self.with_timeout_reason(d, Some(share(cause.into())))
     }
 
-    fn with_timeout_reason(
-        &self,
-        d: Duration,
-        cause: Option<Arc<dyn Error + Send + Sync>>,
-    ) -> (Context, Cancel) {
+    fn with_timeout_reason(&self, d: Duration, cause: Option<Cause>) -> (Context, Cancel) {
         match Instant::now().checked_add(d) {
             Some(deadline) => self.with_deadline_reason(deadline, cause),
             None => self.with_cancel(), // never
@@ -207,14 +203,10 @@ impl Context {
     where
         E: Into<Box<dyn Error + Send + Sync>>,
     {
-        self.with_deadline_reason(deadline, Some(cause.into().into()))
+        self.with_deadline_reason(deadline, Some(share(cause.into())))
     }
 
-    fn with_deadline_reason(
-        &self,
-        deadline: Instant,
-        cause: Option<Arc<dyn Error + Send + Sync>>,
-    ) -> (Context, Cancel) {
+    fn with_deadline_reason(&self, deadline: Instant, cause: Option<Cause>) -> (Context, Cancel) {
         if self.deadline().is_some_and(|ours| ours < deadline) {
             return self.with_cancel(); // the timer of this context is earlier
         }

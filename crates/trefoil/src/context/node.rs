@@ -24,12 +24,23 @@ use std::error::Error;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+/// The cause of a context's end.
+pub(super) type Cause = Arc<dyn Error + Send + Sync>;
+
+/// Makes a cause of an error. If that is the cause of another context, it is the same one.
+pub(super) fn share(error: Box<dyn Error + Send + Sync>) -> Cause {
+    match error.downcast::<Cause>() {
+        Ok(passed_on) => *passed_on,
+        Err(error) => error.into(),
+    }
+}
+
 /// Why a node is done.
 #[derive(Clone)]
 pub(super) struct Reason {
     pub(super) err: ContextError,
     /// None if the error says it all.
-    pub(super) cause: Option<Arc<dyn Error + Send + Sync>>,
+    pub(super) cause: Option<Cause>,
 }
 
 impl From<ContextError> for Reason {

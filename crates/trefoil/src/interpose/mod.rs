@@ -12,7 +12,7 @@
 //! | `malloc/`, `random.rs` | functions with caches per thread |
 //! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
 //! | `attr.rs`, `signals.rs` | functions that know a thread by its id or stack |
-//! | `threads.rs` | threads that are goroutines: in simulations, and those of tokio |
+//! | `threads.rs` | threads that are goroutines: in simulations, and those of tokio; names of goroutines as std knows them |
 //! | `os_threads.rs` | starting and releasing other threads |
 //!
 //! Rules for every interposed function:
@@ -133,6 +133,19 @@ impl Drop for EnterAtWakes {
 #[cfg(not(feature = "std"))]
 fn with_priority<T>(_: usize, f: impl FnOnce() -> T) -> T {
     f()
+}
+
+/// Returns a closure for a goroutine that has a name: `std::thread::current()` knows the name while
+/// `f` runs, if the interposed functions are there.
+pub(crate) fn with_std_name<F, T>(f: F) -> impl FnOnce() -> T
+where
+    F: FnOnce() -> T,
+{
+    move || {
+        #[cfg(feature = "std")]
+        threads::std_name::adopt();
+        f()
+    }
 }
 
 /// Names the interposed functions, so that the linker keeps them, and prepares those that need it.

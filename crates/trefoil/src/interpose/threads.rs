@@ -34,11 +34,15 @@
 //! 2. A linked `Thread` is alive: its goroutine owns it, and unlinks it before it drops it.
 //! 3. Nothing is allocated or freed under the lock (`sys/lock.rs`, rule 2).
 //!
+//! A goroutine that has a name gets std's handle of a thread by `pthread_create`, too, without any
+//! thread: `threads/std_name.rs`.
+//!
 //! Rejected: every `pthread_create` on tokio's goroutines starts a goroutine. A library that
 //! tokio's tasks call may need the identity of an OS thread (affinity, a signal mask, `gettid`).
 
 #[cfg(feature = "tokio")]
 pub(super) mod driver_watch;
+pub(crate) mod std_name;
 #[cfg(all(test, feature = "tokio"))]
 mod tests;
 
@@ -427,6 +431,9 @@ unsafe extern "C" fn pthread_create(
     static NEXT: NextSymbol = NextSymbol::of_c_name("pthread_create\0");
     // SAFETY: the caller's arguments; and libc's function of that name and type.
     unsafe {
+        if let Some(result) = std_name::create(thread, start, argument) {
+            return result;
+        }
         if let Some(new) = NewThread::for_caller()
             && let Some(attributes) = Attributes::read(attr)
             && may_park()
@@ -472,6 +479,7 @@ interpose! {
     /// POSIX's function.
     fn pthread_detach(thread: pthread_t) -> c_int;
     with real => match claim(thread, Claim::Detach) {
+        None if std_name::is_adopting() => 0,
         None => on_thread(|| real(thread)),
         Some(Err(error)) => error,
         Some(Ok(_)) => 0,
@@ -482,6 +490,9 @@ interpose! {
     /// glibc's function; `ERANGE` for a name of more than 15 bytes.
     fn pthread_setname_np(thread: pthread_t, name: *const c_char) -> c_int;
     with real => {
+        if std_name::is_adopting() {
+            return 0;
+        }
         let bytes = CStr::from_ptr(name).to_bytes();
         let set = with_thread(thread, |list, thread| {
             if bytes.len() >= NAME_BYTES {

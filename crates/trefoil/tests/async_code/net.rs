@@ -139,7 +139,12 @@ fn datagrams_and_unix_sockets_and_pipes_are_awaited() {
             assert_eq!(receiver.recv_async(&mut [0; 16]).await.unwrap(), 5);
 
             let (one, other) = UnixDatagram::pair().unwrap();
-            let task = task::spawn(async move { other.recv_async(&mut [0; 16]).await.unwrap() });
+            let task = task::spawn(async move {
+                assert_eq!(other.peek_async(&mut [0; 16]).await.unwrap(), 4);
+                let (n, from) = other.peek_from_async(&mut [0; 2]).await.unwrap();
+                assert_eq!((n, from.is_unnamed()), (2, true));
+                other.recv_async(&mut [0; 16]).await.unwrap()
+            });
             one.send_async(b"four").await.unwrap();
             assert_eq!(task.await.unwrap(), 4);
 

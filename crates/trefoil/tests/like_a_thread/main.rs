@@ -8,6 +8,7 @@ mod common;
 mod connections;
 mod datagrams;
 mod futexes;
+mod names;
 mod polls;
 mod reads;
 mod threads;

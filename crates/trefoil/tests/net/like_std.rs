@@ -172,6 +172,12 @@ fn socket_options_are_those_of_the_kernel() {
         assert_eq!(client.linger().unwrap(), None);
         client.set_linger(Some(Duration::from_secs(3))).unwrap();
         assert_eq!(client.linger().unwrap(), Some(Duration::from_secs(3)));
+        for (set, whole) in [(1, 1), (999, 1), (1000, 1), (1001, 2)] {
+            client.set_linger(Some(Duration::from_millis(set))).unwrap();
+            assert_eq!(client.linger().unwrap(), Some(Duration::from_secs(whole)), "{set} ms");
+        }
+        client.set_linger(Some(Duration::MAX)).unwrap();
+        assert_eq!(client.linger().unwrap(), Some(Duration::from_secs(i32::MAX as u64)));
         client.set_linger(None).unwrap();
         client.close().unwrap();
         assert_eq!(client.linger().unwrap_err().kind(), ErrorKind::NotConnected);

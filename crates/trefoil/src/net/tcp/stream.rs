@@ -7,6 +7,7 @@ use crate::net::resolve::resolve;
 use crate::sched::netpoll::pollable::Direction;
 use crate::sys::clock::{self, NEVER};
 use crate::sys::syscalls;
+use std::ffi::c_int;
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
@@ -332,7 +333,7 @@ impl TcpStream {
     }
 
     /// Sets how long closing the connection waits for data that was not sent (`SO_LINGER`), in
-    /// whole seconds.
+    /// whole seconds: a time between two of them is rounded up.
     ///
     /// With `None`, the default, closing returns at once and the kernel sends what is left. With
     /// `Some(Duration::ZERO)` what is left is lost and the other side gets a reset. With another
@@ -359,7 +360,12 @@ impl TcpStream {
     /// });
     /// ```
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        self.fd.with(|s| s.set_linger(linger))
+        // Not down: less than a second would be 0, which loses what is left.
+        let round_up = |time: Duration| {
+            let seconds = time.as_secs().saturating_add(u64::from(time.subsec_nanos() != 0));
+            Duration::from_secs(seconds.min(c_int::MAX as u64))
+        };
+        self.fd.with(|s| s.set_linger(linger.map(round_up)))
     }
 
     /// Returns whether this side acknowledges data at once (`TCP_QUICKACK`). std has it in

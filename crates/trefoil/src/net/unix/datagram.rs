@@ -485,8 +485,18 @@ impl UnixDatagram {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was received.
     pub async fn recv_async(&self, buf: &mut [u8]) -> io::Result<usize> {
-        let receive = |fd: BorrowedFd<'_>| unless_shut(fd, |fd| syscalls::recv(fd, &mut *buf, 0));
-        Ok(self.fd.io_async(Direction::Read, receive).await?.unwrap_or(0))
+        self.receive_async(buf, 0).await
+    }
+
+    /// As [`recv_async`](UnixDatagram::recv_async), and leaves the datagram for the next call.
+    ///
+    /// # Errors
+    /// As [`peek`](UnixDatagram::peek).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    pub async fn peek_async(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.receive_async(buf, libc::MSG_PEEK).await
     }
 
     /// Receives a datagram and its sender's address, in async code.
@@ -497,7 +507,32 @@ impl UnixDatagram {
     /// # Cancel
     /// If the future is dropped before it is ready, no datagram was received.
     pub async fn recv_from_async(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let receive = |fd: BorrowedFd<'_>| unless_shut(fd, |fd| recv_from(fd, &mut *buf));
+        self.receive_with_address_async(|fd| recv_from(fd, buf)).await
+    }
+
+    /// As [`recv_from_async`](UnixDatagram::recv_from_async), and leaves the datagram for the next
+    /// call.
+    ///
+    /// # Errors
+    /// As [`peek_from`](UnixDatagram::peek_from).
+    ///
+    /// # Cancel
+    /// If the future is dropped before it is ready, no datagram was received.
+    pub async fn peek_from_async(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.receive_with_address_async(|fd| peek_from(fd, buf)).await
+    }
+
+    async fn receive_async(&self, buf: &mut [u8], flags: c_int) -> io::Result<usize> {
+        let receive =
+            |fd: BorrowedFd<'_>| unless_shut(fd, |fd| syscalls::recv(fd, &mut *buf, flags));
+        Ok(self.fd.io_async(Direction::Read, receive).await?.unwrap_or(0))
+    }
+
+    async fn receive_with_address_async(
+        &self,
+        mut attempt: impl FnMut(BorrowedFd<'_>) -> Result<(usize, SocketAddr), Errno>,
+    ) -> io::Result<(usize, SocketAddr)> {
+        let receive = |fd: BorrowedFd<'_>| unless_shut(fd, &mut attempt);
         match self.fd.io_async(Direction::Read, receive).await? {
             Some(received) => Ok(received),
             None => Ok((0, unnamed_addr()?)),
