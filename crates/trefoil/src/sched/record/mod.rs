@@ -125,8 +125,10 @@ pub(crate) fn switched(rt: Rt, stop: StopCode, next: Option<&G>) {
 pub(crate) fn switched_from(rt: Rt, g: &G, stop: impl FnOnce(&G) -> StopCode, next: Option<&G>) {
     if let Some(ring) = rt.p().ring.active() {
         let stop = stop(g);
-        if matches!(stop, StopCode::YIELDED | StopCode::PREEMPTED) {
-            ring.runnable_begins(id_of(g));
+        if matches!(stop, StopCode::YIELDED | StopCode::PREEMPTED)
+            && let Some(table) = ring.runnable()
+        {
+            table.begin(id_of(g));
         }
         record_switch(ring, rt, stop, next);
     }
@@ -202,8 +204,10 @@ pub(crate) fn poll_began(p: &P, id: impl FnOnce() -> u64) {
 pub(crate) fn poll_ended(rt: Rt, task: &Task, stop: impl FnOnce() -> StopCode) {
     if let Some(ring) = rt.p().ring.active() {
         let stop = stop();
-        if stop == StopCode::YIELDED {
-            ring.runnable_begins(task.id());
+        if stop == StopCode::YIELDED
+            && let Some(table) = ring.runnable()
+        {
+            table.begin(task.id());
         }
         ring.event(Kind::Switch, stop.0, 0);
     }

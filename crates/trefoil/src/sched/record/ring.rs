@@ -195,10 +195,12 @@ impl Ring {
     #[cold]
     #[inline(never)]
     fn rare_event(&self, word: Word) {
-        match word.kind() {
-            Kind::Create | Kind::Ready => self.runnable_begins(word.payload()),
-            Kind::Switch if word.payload() != 0 => self.runnable_ends(word.payload()),
-            _ => (),
+        if let Some(table) = self.runnable() {
+            match word.kind() {
+                Kind::Create | Kind::Ready => table.begin(word.payload()),
+                Kind::Switch if word.payload() != 0 => table.end(word.payload()),
+                _ => (),
+            }
         }
         self.clock_if_due();
         self.push(word);
@@ -236,22 +238,6 @@ impl Ring {
         // Pairs with the fence in `rare_event`.
         fence(Ordering::SeqCst);
         self.rare_at.store(0, Ordering::Relaxed);
-    }
-
-    /// `id` is runnable from now on.
-    #[inline]
-    pub(super) fn runnable_begins(&self, id: u64) {
-        if let Some(table) = self.runnable() {
-            table.begin(id);
-        }
-    }
-
-    /// `id` runs.
-    #[inline]
-    pub(super) fn runnable_ends(&self, id: u64) {
-        if let Some(table) = self.runnable() {
-            table.end(id);
-        }
     }
 
     /// Writer: appends an event of a slow path, with the time.
