@@ -65,7 +65,7 @@ use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The stack of an M's thread. Only the scheduler and the program's allocator (`allocator.rs`) run
 /// on it. `thread::spawn` adds the size of the thread's TLS.
@@ -119,6 +119,8 @@ pub(crate) struct M {
     /// The kernel's thread id; 0 while no thread uses this M. A thread compares it with its own id
     /// to see whether its GS base is its own or inherited (invariant 2).
     pub(crate) tid: AtomicU32,
+    /// The CPU time of the thread at its last sample (`usage.rs`). sysmon's.
+    pub(crate) sampled_cpu: AtomicU64,
     /// The signal mask with which the thread started. User code that runs under another mask is not
     /// preempted.
     pub(crate) signal_mask: Cell<u64>,
@@ -252,6 +254,7 @@ impl M {
             sched: Cell::new(null()),
             id: AtomicU32::new(0),
             tid: AtomicU32::new(0),
+            sampled_cpu: AtomicU64::new(0),
             signal_mask: Cell::new(0),
             parker: Parker::new(),
             polling: PollSlot::new(),

@@ -102,3 +102,37 @@ fn goroutines_have_labels_and_times() {
         stop.store(true, Ordering::Relaxed);
     });
 }
+
+/// Computes for `time` and returns the CPU time that this has taken.
+fn compute(time: Duration) -> Duration {
+    let _stays_on_its_thread = trefoil::no_preempt();
+    let cpu = || {
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: writes one timespec, ours.
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+        Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+    };
+    let begin = cpu();
+    loop {
+        let used = cpu() - begin;
+        if used >= time {
+            return used;
+        }
+    }
+}
+
+#[test]
+fn a_goroutine_that_mostly_sleeps_is_not_credited_with_its_sleep() {
+    let _w = watchdog();
+    own_runtime().run(|| {
+        let mut used = Duration::ZERO;
+        for _ in 0..60 {
+            used += compute(Duration::from_millis(2));
+            sleep(Duration::from_millis(15));
+        }
+        let id = trefoil::id();
+        let found = debug::usage().into_iter().find(|found| found.id == id).unwrap();
+        assert!((used / 3..2 * used).contains(&found.running), "{used:?} {found:?}");
+        assert!(found.runnable < used, "{used:?} {found:?}");
+    });
+}
