@@ -231,6 +231,38 @@ fn a_ticker_keeps_time_beside_four_hogs() {
     }
 }
 
+/// A goroutine that computes and calls the runtime all the time, but never waits, stops at one of its
+/// calls when a timer is due. No signal reaches it inside the runtime.
+#[test]
+fn a_timer_is_in_time_beside_a_goroutine_that_is_always_inside_the_runtime() {
+    const INTERVAL: Duration = Duration::from_millis(4);
+    child_test!();
+    once_in_five(|| {
+        runtime(1).run(|| {
+            let stop = flag();
+            let stopped = stop.clone();
+            let busy = go(move || {
+                let (sender, receiver) = bounded(1);
+                while !stopped.load(SeqCst) {
+                    let _ = (sender.try_send(()), receiver.try_recv());
+                }
+            });
+            let start = Instant::now();
+            let late = (1..=50u32).map(|i| {
+                let due = start + i * INTERVAL;
+                sleep_until(due);
+                due.elapsed()
+            });
+            let middle = median(late.collect());
+            stop.store(true, SeqCst);
+            busy.join().unwrap();
+            println!("median {middle:?}");
+            // The end of its slice would be 5 ms later in the median.
+            if middle < 3 * MS { Ok(()) } else { Err(format!("median {middle:?}")) }
+        })
+    });
+}
+
 /// Preemption of a goroutine that is always inside libc is deferred, because it may hold a lock
 /// there, but only by some milliseconds.
 #[test]

@@ -338,9 +338,9 @@ impl Sched {
         }
         self.put_idle_p(central, p);
         // As at the end of a search: the last M that spun may have stopped since, and a thread with
-        // new work seen no idle P.
+        // new work or a new timer seen no idle P.
         self.idle.before_recheck();
-        if self.has_work() || self.poller.has_unwatched_shard() {
+        if self.has_work() || !self.is_idle_poller_current() {
             return self.wake_locked(central);
         }
         PendingWakes::NONE

@@ -175,7 +175,8 @@ impl Sysmon {
 
     /// Asks for a preemption, because a goroutine was woken from outside and no P is idle.
     pub(crate) fn preempt_for_wakeup(&self) {
-        if !self.wakeup_pending.swap(true, Ordering::Relaxed) {
+        // Release: pairs with the Acquire of sysmon, which then sees no idle P, as this thread.
+        if !self.wakeup_pending.swap(true, Ordering::Release) {
             // Pairs with the barrier in `sleep_until`: this thread sees until when sysmon sleeps,
             // or sysmon sees the request.
             fence_after_rmw();
@@ -237,9 +238,32 @@ struct Round {
     next: Nanos,
     /// An M was found blocked.
     found_blocked: bool,
-    /// The goroutine that has run longest, of those that a signal may stop: since when it runs, its
-    /// P, and the numbers of its slice and run.
-    longest: Option<(Nanos, &'static P, (u32, u32))>,
+    /// A P is not idle whose goroutine has run for [`SHORT_SLICE_NANOS`].
+    computes: bool,
+    /// The goroutine to stop for a woken one, or for a timer.
+    victim: Option<Victim>,
+}
+
+/// A running goroutine that has not run for its slice yet.
+struct Victim {
+    run_since: Nanos,
+    p: &'static P,
+    /// The numbers of its slice and run.
+    run: (u32, u32),
+    by: RequestBy,
+}
+
+impl Victim {
+    /// Returns whether this goroutine is to stop rather than `other`: one that a signal may stop
+    /// does so at once; of two, the one that has run longer.
+    fn is_better_than(&self, other: &Victim) -> bool {
+        let has_signal = |victim: &Victim| victim.by == RequestBy::FlagAndSignal;
+        match (has_signal(self), has_signal(other)) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => self.run_since < other.run_since,
+        }
+    }
 }
 
 impl Round {
@@ -259,7 +283,8 @@ impl Round {
             suppressed: false,
             next: now + if stopping { MAX_PAUSE_STOPPING_NANOS } else { MAX_PAUSE_NANOS },
             found_blocked: false,
-            longest: None,
+            computes: false,
+            victim: None,
         }
     }
 
@@ -350,7 +375,7 @@ impl<'a> Monitor<'a> {
         sched.sample_usage(now);
         round.next_by(sched.scan_runnable(now));
         sched.time_next_on_all_ps();
-        self.preempt_longest(&mut round);
+        self.preempt_for_waiting(&mut round);
         self.wake_idle_ms(&mut round);
         self.check_vacancy(&mut round);
         if sched.preempt_ms_without_p(preempt::send_signal) {
@@ -379,6 +404,7 @@ impl<'a> Monitor<'a> {
         self.runs_timers[p.id as usize] = ran < HOG_NANOS;
         if ran >= SHORT_SLICE_NANOS {
             self.eager_until = self.eager_until.max(round.now + EAGER_AFTER_LONG_RUN_NANOS);
+            round.computes = true;
         }
         let flags = p.flags.load(Ordering::Relaxed);
         if round.timer_due {
@@ -411,9 +437,9 @@ impl<'a> Monitor<'a> {
             round.next_by(round.now + retry);
         } else {
             round.next_by(slice_since + limit);
-            let is_longest = round.longest.is_none_or(|(longest, ..)| run_since < longest);
-            if by == RequestBy::FlagAndSignal && is_longest {
-                round.longest = Some((run_since, p, run));
+            let victim = Victim { run_since, p, run, by };
+            if round.victim.as_ref().is_none_or(|other| victim.is_better_than(other)) {
+                round.victim = Some(victim);
             }
         }
     }
@@ -464,13 +490,15 @@ impl<'a> Monitor<'a> {
         if has_precedence { SHORT_SLICE_NANOS.min(slice) } else { slice }
     }
 
-    /// Preempts the goroutine that has run longest, if a timer is due, or a goroutine was woken
-    /// while no P is idle. If that goroutine has not run for [`SHORT_SLICE_NANOS`], a later round
+    /// Preempts a goroutine, if a timer is due, or a goroutine was woken while no P is idle. If that goroutine has not run for [`SHORT_SLICE_NANOS`], a later round
     /// does it.
-    fn preempt_longest(&mut self, round: &mut Round) {
-        let pending = self.sched.sysmon.wakeup_pending.swap(false, Ordering::Relaxed);
+    fn preempt_for_waiting(&mut self, round: &mut Round) {
+        // Acquire: pairs with the Release in `preempt_for_wakeup`. If the thread that asks has seen
+        // no idle P, neither does sysmon, unless one has become idle since.
+        let pending = self.sched.sysmon.wakeup_pending.swap(false, Ordering::Acquire);
         let pending = pending || std::mem::take(&mut self.preempt_later);
-        let woken = pending && round.all_busy && round.has_global;
+        // Not as the round has begun: the request may have come since.
+        let woken = pending && self.sched.idle.idle_ps() == 0 && self.sched.has_global();
         if !round.timer_due && !woken {
             return;
         }
@@ -480,13 +508,20 @@ impl<'a> Monitor<'a> {
                 p.flags.fetch_or(flag::WOKEN, Ordering::Relaxed);
             }
         }
-        let Some((since, p, run)) = round.longest else { return };
-        if round.now.saturating_sub(since) >= SHORT_SLICE_NANOS {
-            preempt::request(self.sched, p, run, RequestBy::FlagAndSignal);
+        let Some(Victim { run_since, p, run, by }) = round.victim else {
+            // All were asked to stop, or have just begun to run.
+            self.preempt_later = woken;
+            round.next_by(round.now + PREEMPT_RETRY_NANOS);
+            return;
+        };
+        if round.now.saturating_sub(run_since) >= SHORT_SLICE_NANOS {
+            preempt::request(self.sched, p, run, by);
+            // The flag alone stops a goroutine at its next runtime call, and it may make none.
+            self.preempt_later = woken && by == RequestBy::Flag;
             round.next_by(round.now + PREEMPT_RETRY_NANOS);
         } else {
             self.preempt_later = woken;
-            round.next_by(since + SHORT_SLICE_NANOS);
+            round.next_by(run_since + SHORT_SLICE_NANOS);
         }
     }
 
@@ -533,6 +568,9 @@ impl<'a> Monitor<'a> {
                 _ if round.stopping => MAX_PAUSE_STOPPING_NANOS,
                 (true, _) => MAX_PAUSE_BUSY_NANOS,
                 (_, true) => MAX_PAUSE_SUPPRESSED_NANOS,
+                // Soon no P may be idle, and nothing wakes sysmon for the timers that the idle
+                // poller has watched.
+                _ if round.computes => MAX_PAUSE_BUSY_NANOS,
                 _ => MAX_PAUSE_NANOS,
             };
             self.pause = (self.pause * 2).min(max);
@@ -548,7 +586,8 @@ impl<'a> Monitor<'a> {
         // wake-ups: it sees until when sysmon sleeps, or sysmon sees what it did.
         full_fence();
         // A request is removed if a P is idle by now: while one is there, no other wakes sysmon.
-        if sysmon.wakeup_pending.swap(false, Ordering::Relaxed) && sched.idle.idle_ps() == 0 {
+        // Acquire: as in `preempt_for_waiting`.
+        if sysmon.wakeup_pending.swap(false, Ordering::Acquire) && sched.idle.idle_ps() == 0 {
             sysmon.wakeup_pending.store(true, Ordering::Relaxed);
             return;
         }

@@ -198,7 +198,8 @@ impl Sched {
             // Pairs with the barrier of the thread that sets a timer (see the head of the file).
             full_fence();
             let earliest = self.next_timer();
-            if earliest <= timer {
+            // A timer that is due is no reason to sleep, however many more there are.
+            if earliest <= timer || earliest <= now() {
                 self.idle_poller_until.store(earliest, Ordering::Relaxed);
                 return earliest;
             }

@@ -168,15 +168,15 @@ impl Idle {
         }
     }
 
-    /// Counts a search that found nothing. Returns true if wake-ups are suppressed from now on: the
-    /// caller tells sysmon.
+    /// Counts a search that found nothing. Returns true if wake-ups are suppressed now. The caller
+    /// tells sysmon, which may have paused for longer while no P was idle.
     #[must_use]
     pub(crate) fn search_failed(&self) -> bool {
         let failed = self.failed_searches.load(Ordering::Relaxed) + 1;
         if failed <= SUPPRESS_AFTER {
             self.failed_searches.store(failed, Ordering::Relaxed);
         }
-        failed == SUPPRESS_AFTER
+        failed >= SUPPRESS_AFTER
     }
 
     /// Returns whether wake-ups for a goroutine that is alone in `runnext` are suppressed.
