@@ -10,12 +10,13 @@
 //!
 //! Without a change to the program, `TREFOIL_TRACE=on` records from its start, and a panic, a
 //! deadlock of the program, a certain deadlock of a part of it, or SIGQUIT writes a file
-//! (`TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). A process writes at most 16 files. The command `trefoil
-//! trace why FILE ID` reads one, and `trefoil trace perfetto FILE OUT` converts it (`cargo install
-//! trefoil-cli`). `on=runnable:10ms`, `on=late:5ms` and `on=blocked:100ms` also write a file when a
-//! goroutine is runnable, a timer late, or a thread blocked in the kernel for so long;
-//! `on=signal:USR1` writes one when that signal arrives, and the program goes on. A program does
-//! the same with [`on`]. `TREFOIL_TRACE=off` or `0` records nothing.
+//! (`TREFOIL_TRACE=on,bytes=64M,dir=/tmp`). A process writes at most 16 files, which only its user
+//! can read, and replaces none. The command `trefoil trace why FILE ID` reads one, and `trefoil
+//! trace perfetto FILE OUT` converts it (`cargo install trefoil-cli`). `on=runnable:10ms`,
+//! `on=late:5ms` and `on=blocked:100ms` also write a file when a goroutine is runnable, a timer
+//! late, or a thread blocked in the kernel for so long; `on=signal:USR1` writes one when that
+//! signal arrives, and the program goes on. A program does the same with [`on`].
+//! `TREFOIL_TRACE=off` or `0` records nothing.
 //!
 //! ```
 //! use std::time::Duration;

@@ -3,6 +3,7 @@
 
 use crate::common::{self, child_test, spin, watchdog};
 use crate::{LONG, block, recorded, why};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -129,6 +130,55 @@ fn a_signal_writes_a_file_and_the_program_goes_on() {
 fn raise(signal: i32) {
     // SAFETY: the program has a handler for it.
     assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
+}
+
+/// The folder may be one in which others can write.
+#[test]
+fn a_file_is_private_and_no_link_is_followed() {
+    child_test!(|child| {
+        let folder = Folder::new("private");
+        let said = folder.recorded(child, "on,bytes=64K").succeed();
+        assert!(said.contains("-2.trace;"), "{said}");
+    });
+    let settings = std::env::var("TREFOIL_TRACE").unwrap();
+    let folder = PathBuf::from(settings.split("dir=").nth(1).unwrap());
+    let trace = |number: u32| folder.join(format!("trefoil-{}-{number}.trace", std::process::id()));
+    let (target, missing) = (folder.join("target"), folder.join("missing"));
+    std::fs::write(&target, "precious").unwrap();
+    symlink(&target, trace(0)).unwrap();
+    symlink(&missing, trace(1)).unwrap();
+    Runtime::builder().procs(1).build().unwrap().run(|| {
+        assert!(go(|| panic!("on purpose")).join().is_err());
+    });
+    assert_eq!(std::fs::read(&target).unwrap(), b"precious");
+    assert!(!missing.exists());
+    let file = std::fs::File::open(trace(2)).unwrap();
+    assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+    Snapshot::read(file).unwrap();
+}
+
+/// Names that are all taken end the search.
+#[test]
+fn no_file_is_written_if_every_name_is_taken() {
+    child_test!(|child| {
+        let folder = Folder::new("taken");
+        let said = folder.recorded(child, "on,bytes=64K").succeed();
+        assert_eq!(said.matches("cannot write a trace to ").count(), 2, "{said}");
+    });
+    let settings = std::env::var("TREFOIL_TRACE").unwrap();
+    let folder = PathBuf::from(settings.split("dir=").nth(1).unwrap());
+    for number in 0..300 {
+        let name = format!("trefoil-{}-{number}.trace", std::process::id());
+        std::fs::write(folder.join(name), "").unwrap();
+    }
+    Runtime::builder().procs(1).build().unwrap().run(|| {
+        for _ in 0..2 {
+            assert!(go(|| panic!("on purpose")).join().is_err());
+        }
+    });
+    for file in std::fs::read_dir(&folder).unwrap() {
+        assert_eq!(file.unwrap().metadata().unwrap().len(), 0);
+    }
 }
 
 /// A watch, another one, and a channel get the same signal. Without them it ends the process again.

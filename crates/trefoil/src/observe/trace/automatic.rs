@@ -3,7 +3,8 @@
 //! after the incidents that the variable names.
 //!
 //! The number of files is limited: a server whose handlers panic all the time must not fill the
-//! disk.
+//! disk. Only the user can read a file, and the folder may be one in which others can write: a file
+//! or a symbolic link that has the name already is left as it is, and the next number is taken.
 
 use super::Snapshot;
 use super::watches::{self, Settings, WatchError};
@@ -15,6 +16,7 @@ use crate::sys::env::{TraceEnv, WatchEnv};
 use crate::sys::stderr::write_all_stderr;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +24,9 @@ use std::time::Duration;
 
 /// The most files that one process writes.
 const FILES_MAX: u32 = 16;
+/// The numbers in names that are tried. Files of an earlier process may have the same id in their
+/// names: in a container it often is 1.
+const NUMBERS_MAX: u32 = 256;
 /// What the environment's watches wait after an incident: before the file is written, and until the
 /// next one.
 const LOOK_FORWARD: Duration = Duration::from_millis(20);
@@ -34,6 +39,8 @@ const COPY_LIMIT: Nanos = 2_000_000_000;
 static DIR: OnceLock<PathBuf> = OnceLock::new();
 /// How many files were begun.
 static FILES: AtomicU32 = AtomicU32::new(0);
+/// The number in the name of the next file.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Records `sched`, which has just been started.
 ///
@@ -114,10 +121,9 @@ pub(crate) fn write_automatically(sched: &Sched, id: Option<u64>) {
 fn write(snapshot: &Snapshot, why: &str, id: Option<u64>) {
     let relaxed = Ordering::Relaxed;
     let next = |files| (files < FILES_MAX).then_some(files + 1);
-    let Ok(number) = FILES.fetch_update(relaxed, relaxed, next) else { return };
-    let name = format!("trefoil-{}-{number}.trace", std::process::id());
-    let path = DIR.get().map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name));
-    let written = File::create(&path).and_then(|file| snapshot.write(file));
+    let Ok(files) = FILES.fetch_update(relaxed, relaxed, next) else { return };
+    let (path, file) = create();
+    let written = file.and_then(|file| snapshot.write(file));
     let path = path.display();
     let id = id.map_or_else(String::new, |id| format!(" {id}"));
     let mut text = match written {
@@ -127,8 +133,23 @@ fn write(snapshot: &Snapshot, why: &str, id: Option<u64>) {
         ),
         Err(e) => format!("trefoil: {why}cannot write a trace to {path}: {e}\n"),
     };
-    if number + 1 == FILES_MAX {
+    if files + 1 == FILES_MAX {
         text += "trefoil: that was the last trace file of this process\n";
     }
     write_all_stderr(text.as_bytes());
+}
+
+/// Creates a file with the next number whose name no file has. Returns its path too, or the last
+/// one that was tried.
+fn create() -> (PathBuf, io::Result<File>) {
+    loop {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("trefoil-{}-{number}.trace", std::process::id());
+        let path = DIR.get().map_or_else(|| PathBuf::from(&name), |dir| dir.join(&name));
+        let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
+        match file {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && number + 1 < NUMBERS_MAX => {}
+            file => return (path, file),
+        }
+    }
 }
