@@ -2,7 +2,7 @@
 //! limits that something exceeds.
 
 use crate::common::{self, child_test, spin, watchdog};
-use crate::{LONG, block, recorded, why};
+use crate::{LONG, block, recorded, sleep_and_block, why};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -130,6 +130,23 @@ fn a_signal_writes_a_file_and_the_program_goes_on() {
 fn raise(signal: i32) {
     // SAFETY: the program has a handler for it.
     assert_eq!(unsafe { libc::kill(libc::getpid(), signal) }, 0);
+}
+
+#[test]
+fn a_call_that_blocks_for_long_is_named_in_the_line_and_the_file() {
+    child_test!(|child| {
+        let folder = Folder::new("blocked");
+        let said = folder.recorded(child, "on=blocked:50ms").succeed();
+        let line = said.lines().find(|line| line.contains(" blocked its thread for "));
+        assert!(line.is_some_and(|line| line.contains("ms in nanosleep; trace written")), "{said}");
+        let texts = folder.snapshots()[0].why_all();
+        let blocked = " without a P, blocked in nanosleep";
+        assert!(texts.iter().any(|(_, text)| text.contains(blocked)), "{texts:?}");
+    });
+    Runtime::builder().procs(1).build().unwrap().run(|| {
+        sleep_and_block();
+        wait_for_files(1);
+    });
 }
 
 /// The folder may be one in which others can write.

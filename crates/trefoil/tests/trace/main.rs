@@ -127,6 +127,40 @@ fn a_blocking_call_is_named() {
     assert!(text.contains("nanosleep"), "{text}");
 }
 
+/// Runs a goroutine that sleeps for long, and then blocks its thread for a shorter time, while
+/// others need the P. Returns its id.
+fn sleep_and_block() -> u64 {
+    let blocked = go(|| {
+        sleep(3 * LONG);
+        block(LONG);
+        trefoil::id()
+    });
+    let over = Arc::new(AtomicBool::new(false));
+    let stop = over.clone();
+    let worker = go(move || {
+        while !stop.load(Ordering::Relaxed) {
+            spin(Duration::from_millis(1));
+            trefoil::yield_now();
+        }
+    });
+    let id = blocked.join().unwrap();
+    over.store(true, Ordering::Relaxed);
+    worker.join().unwrap();
+    id
+}
+
+#[test]
+fn a_blocking_call_is_named_beside_a_longer_wait() {
+    let _watchdog = watchdog();
+    let text = recorded(1, || {
+        let id = sleep_and_block();
+        why(&snapshot(), id)
+    });
+    let (wait, without_p) = text.split_once("longest time without a P: ").expect(&text);
+    assert!(wait.contains("longest wait: ") && wait.contains(" in sleep, woken by"), "{text}");
+    assert!(without_p.contains(" without a P, blocked in nanosleep"), "{text}");
+}
+
 #[test]
 fn a_call_of_blocking_is_named() {
     let _watchdog = watchdog();
@@ -139,6 +173,7 @@ fn a_call_of_blocking_is_named() {
         why(&snapshot(), id)
     });
     assert!(text.contains(" without a P, in blocking"), "{text}");
+    assert!(!text.contains("longest time without a P"), "it is the longest wait: {text}");
 }
 
 /// The goroutine that starts the recorder, and what it wakes before its first switch.

@@ -88,7 +88,11 @@ fn write_after_incident(incident: Incident, noticed: Noticed, snapshot: &Snapsho
     let what = match incident {
         Incident::Runnable => format!("{who} was runnable for {lasted:.1?}"),
         Incident::TimerLate => format!("a timer was {lasted:.1?} late"),
-        Incident::Blocked => format!("{who} blocked its thread for {lasted:.1?}"),
+        Incident::Blocked => {
+            let call = id.and_then(|id| snapshot.blocked_in(id, noticed.nanos));
+            let call = call.map_or_else(String::new, |call| format!(" in {call}"));
+            format!("{who} blocked its thread for {lasted:.1?}{call}")
+        }
         Incident::Panic => format!("{who} panicked"),
         Incident::Signal => format!("signal {} has arrived", noticed.id),
     };

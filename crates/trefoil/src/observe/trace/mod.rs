@@ -166,8 +166,14 @@ impl Snapshot {
         Trace::new(self).lives().get(&goroutine).map(lives::Life::times)
     }
 
+    /// Returns the call in which a goroutine blocked its thread, as [`why::blocked_in`].
+    fn blocked_in(&self, id: u64, nanos: Nanos) -> Option<String> {
+        Trace::new(self).lives().get(&id).and_then(|life| why::blocked_in(life, nanos))
+    }
+
     /// Says in words what a goroutine or task did: when it ran, its longest wait, who woke it, and
-    /// behind whom it was queued. None if it does not appear in the recording.
+    /// behind whom it was queued; and in which call it was longest without a P. None if it does not
+    /// appear in the recording.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -48,11 +48,40 @@ pub(super) fn why(explainer: &Explainer<'_>, id: u64) -> Option<String> {
         let _ = write!(text, " by {}", cause(trace, lives, by));
     }
     let _ = write!(text, "\n{}\n", totals(life));
-    match longest_wait(life) {
-        Some(wait) => text += &explain(explainer, wait),
-        None => text += "it never waited\n",
+    let longest = longest_wait(life).unwrap_or(&[]);
+    if longest.is_empty() {
+        text += "it never waited\n";
+    } else {
+        text += &explain(explainer, "longest wait", longest);
+    }
+    // Others may hide the call in which its thread was blocked.
+    let is_without_p = |span: &&Span| matches!(span.state, State::WithoutP(_));
+    let without_p = life.spans.iter().filter(is_without_p).max_by_key(|span| span.duration().0);
+    if let Some(span) = without_p
+        && !longest.iter().take(SPANS_MAX).any(|explained| std::ptr::eq(explained, span))
+    {
+        let title = "longest time without a P";
+        text += &explain(explainer, title, std::slice::from_ref(span));
     }
     Some(text)
+}
+
+/// Returns the call in which a goroutine blocked its thread for `nanos`, at least. None if that is
+/// not known.
+pub(super) fn blocked_in(life: &Life, nanos: u64) -> Option<String> {
+    // The latest: an incident is noticed shortly before the recording is copied.
+    let call = life.spans.iter().rev().find_map(|span| match span.state {
+        State::WithoutP(call) => {
+            let (lasted, error) = span.duration();
+            (lasted.saturating_add(error) >= nanos).then_some(call)
+        }
+        _ => None,
+    })?;
+    match call {
+        Call::Blocking => Some("blocking".into()),
+        Call::Number(number) => Some(call_name(number)),
+        Call::Unknown => None,
+    }
 }
 
 /// Returns a goroutine's kind, id, name, and where it was started.
@@ -126,13 +155,13 @@ fn sum<'a>(spans: impl Iterator<Item = &'a Span>) -> u64 {
     spans.fold(0, |sum, span| sum.saturating_add(span.duration().0))
 }
 
-fn explain(explainer: &Explainer<'_>, wait: Wait<'_>) -> String {
+fn explain(explainer: &Explainer<'_>, title: &str, wait: Wait<'_>) -> String {
     let Explainer { trace, lives, .. } = *explainer;
     let (first, last) = (&wait[0], &wait[wait.len() - 1]);
     let whole = Span { state: first.state, begin: first.begin, end: last.end };
     let (nanos, error) = whole.duration();
     let mut text = format!(
-        "longest wait: {} ± {}, from {} to {} of the recording\n",
+        "{title}: {} ± {}, from {} to {} of the recording\n",
         time(nanos),
         time(error),
         time(first.begin.middle()),
