@@ -278,6 +278,19 @@ pub fn waits() -> Profile {
 /// counts differently: every goroutine that is left at the end of the test.) On a plain thread it
 /// is the default runtime.
 ///
+/// Go's collector knows everything that can reach a channel; here only stacks are read. So these
+/// are not found, although they may wait forever:
+/// - a goroutine that receives from a channel whose only [`Sender`](crate::chan::Sender) it holds
+///   itself, because a `drop(tx)` was forgotten. It looks like a goroutine that has sent its sender
+///   to another one and waits for the reply: the bytes of a value that was moved stay on the stack;
+/// - a goroutine that waits for a channel whose other handles are on the heap, in a static, or with
+///   a plain thread;
+/// - a goroutine that waits in a `select!`, and a task that waits for a channel;
+/// - a goroutine that waits for one that runs or waits for something else, and never sends.
+///
+/// A group of [`debug::groups`](crate::debug::groups) that only grows, and old waits in [`waits`],
+/// show those.
+///
 /// ```
 /// use trefoil::sync::Mutex;
 /// static M: Mutex<()> = Mutex::new(());

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod goroutines;
+mod leaks;
 #[path = "../common/pprof.rs"]
 mod pprof;
 mod waits;

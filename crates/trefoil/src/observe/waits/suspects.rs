@@ -11,6 +11,10 @@
 //!   as many goroutines as the other side has handles must have been found.
 //!
 //! The stuck goroutines are what is left when all others are removed, again and again.
+//!
+//! A goroutine's own handle is no edge to itself: the bytes of a handle that was moved stay on the
+//! stack. A goroutine that has sent a sender to a server, and waits for the reply, would look like
+//! one that has forgotten to drop its sender.
 
 use super::report::{Deadlock, Places, WaitsFor, name_of};
 use super::{Graph, Party, Wait};
