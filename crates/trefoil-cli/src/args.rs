@@ -213,7 +213,7 @@ fn dump() -> Command {
 
 fn why() -> Command {
     Command::new("why")
-        .about("Say what a goroutine of a process waits for")
+        .about("Say what a goroutine of a process waits for, and which goroutines hold it")
         .arg(target())
         .arg(goroutine().help("Its id. Defaults to the goroutines that have waited longest"))
 }

@@ -79,12 +79,14 @@ fn child() {
         let any = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
         libc::setrlimit(libc::RLIMIT_CORE, &raw const any);
     }
-    let procs = if does == "waits" { 1 } else { 2 };
+    // With one P the ids follow the order of the starts.
+    let procs = if matches!(&does[..], "waits" | "locks") { 1 } else { 2 };
     let runtime = Runtime::builder().procs(procs).build().unwrap();
     runtime.run(|| {
         match &does[..] {
             "waits" => begin_waits(),
             "many" => begin_many(),
+            "locks" => begin_locks(),
             "churns" => begin_churn(),
             _ => panic!("unknown: {does}"),
         }
@@ -132,6 +134,41 @@ fn begin_many() {
 }
 
 const MANY: usize = 5000;
+
+static LOCKS: [trefoil::sync::Mutex<()>; 3] = [const { trefoil::sync::Mutex::new(()) }; 3];
+static RW_LOCK: trefoil::sync::RwLock<()> = trefoil::sync::RwLock::new(());
+static ONCE: trefoil::sync::Once = trefoil::sync::Once::new();
+
+/// Starts goroutines that hold what others wait for. Those of [`LOCKS`] are deadlocked.
+fn begin_locks() {
+    let named = |name: &str| Builder::new().name(name);
+    for i in 0..LOCKS.len() {
+        let locks_two = move || {
+            let _own = LOCKS[i].lock();
+            // The others lock their own meanwhile.
+            trefoil::time::sleep(Duration::from_millis(100));
+            drop(LOCKS[(i + 1) % LOCKS.len()].lock());
+        };
+        named(&format!("lock {i}")).go(locks_two).unwrap();
+    }
+    let writes = || {
+        let _written = RW_LOCK.write();
+        ONCE.call_once(sleeps_in_here);
+    };
+    named("writer").go(writes).unwrap();
+    // The writer has begun.
+    while ONCE.state() != trefoil::sync::OnceState::InProgress {
+        trefoil::yield_now();
+    }
+    named("reader").go(|| drop(RW_LOCK.read())).unwrap();
+    named("caller").go(|| ONCE.call_once(|| ())).unwrap();
+    let scoped = || {
+        trefoil::scope(|s| {
+            s.go(|| drop(LOCKS[0].lock()));
+        });
+    };
+    named("scope").go(scoped).unwrap();
+}
 
 /// Starts goroutines and tasks that begin, wait, yield and end all the time.
 fn begin_churn() {
@@ -385,7 +422,8 @@ fn why_says_what_a_goroutine_waits_for() {
     let all = trefoil(&["why", &pid]).unwrap();
     assert!(all.contains("\"locker\" waits for ") && all.contains("futex wait"), "{all}");
     let joiner = trefoil(&["why", &pid, "5"]).unwrap();
-    assert!(joiner.contains("\n  until goroutine 4 \"sleeper\" ends [sleep]\n"), "{joiner}");
+    let holder = "\n  joins goroutine 4 \"sleeper\"\n  goroutine 4 \"sleeper\" [sleep]\n";
+    assert!(joiner.contains(holder), "{joiner}");
     let preempted = wait_for("a preempted spinner", || {
         let one = |id| trefoil(&["why", &pid, id]).unwrap();
         let text = one("8") + &one("9");
@@ -394,6 +432,81 @@ fn why_says_what_a_goroutine_waits_for() {
     assert!(preempted.contains("P 0 "), "{preempted}");
     let (done, _, error) = run_trefoil(&["why", &pid, "12345"]);
     assert!(!done && error.contains("there is no goroutine or task 12345"), "{error}");
+}
+
+/// Checks what `why` and `dump` print of a process of [`begin_locks`], or of its core file.
+fn check_holders(target: &str) -> Result<(), String> {
+    let whys = [
+        (
+            2,
+            vec![
+                "waits for Mutex 0x",
+                "held by goroutine 3 \"lock 1\"\n",
+                "  goroutine 3 \"lock 1\" waits for Mutex 0x",
+                "held by goroutine 4 \"lock 2\"\n",
+                "  goroutine 4 \"lock 2\" waits for Mutex 0x",
+                "held by goroutine 2 \"lock 0\"\n",
+                "  deadlock (certain): 3 goroutines wait for each other\n",
+            ],
+        ),
+        (
+            6,
+            vec![
+                "waits for RwLock (read) 0x",
+                " held by goroutine 5 \"writer\"\n",
+                "  goroutine 5 \"writer\" [sleep]\n",
+            ],
+        ),
+        (7, vec!["waits for Once 0x", " run by goroutine 5 \"writer\"\n"]),
+        (
+            8,
+            vec![
+                "waits for 1 goroutines of its scope: goroutine 9\n",
+                "  goroutine 9 waits for Mutex 0x",
+                " held by goroutine 2 \"lock 0\"\n",
+                "  deadlock (certain): goroutine 2 \"lock 0\" and 2 more wait for each other\n",
+            ],
+        ),
+    ];
+    for (id, parts) in whys {
+        let text = trefoil(&["why", target, &id.to_string()]).unwrap();
+        has_in_order(&text, &parts)?;
+    }
+    let dump = trefoil(&["dump", target]).unwrap();
+    let waiter = paragraph(&dump, "goroutine 4 \"lock 2\" [sync.Mutex.Lock");
+    has_in_order(waiter, &["]:\n\twaits for Mutex 0x", " held by goroutine 2 \"lock 0\", for "])
+}
+
+fn has_in_order(text: &str, parts: &[&str]) -> Result<(), String> {
+    let mut rest = text;
+    for part in parts {
+        rest = match rest.split_once(part) {
+            Some((_, rest)) => rest,
+            None => return Err(format!("no {part:?} in:\n{text}")),
+        };
+    }
+    Ok(())
+}
+
+#[test]
+fn why_and_dump_name_the_holders() {
+    let program = Program::start("locks");
+    let pid = program.pid();
+    if trefoil(&["ps", &pid]).is_some() {
+        wait_for("the holders", || check_holders(&pid));
+    }
+}
+
+#[test]
+#[ignore = "takes long"]
+fn a_core_file_has_the_holders() {
+    let program = Program::start("locks");
+    if trefoil(&["ps", &program.pid()]).is_some() {
+        wait_for("the holders", || check_holders(&program.pid()));
+    }
+    let Some((program, core)) = program.into_core() else { return };
+    check_holders(core.to_str().unwrap()).unwrap();
+    drop(program);
 }
 
 #[test]

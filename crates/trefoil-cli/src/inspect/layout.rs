@@ -75,6 +75,12 @@ impl Layout {
         self.0.values_mut().for_each(&mut f);
     }
 
+    /// Removes an entry, as if the program were older.
+    #[cfg(test)]
+    pub(super) fn remove(&mut self, name: &str) {
+        assert!(self.0.remove(name).is_some());
+    }
+
     /// Returns an entry that this command needs.
     pub(super) fn get(&self, name: &str) -> Result<u64, String> {
         let missing = || format!("its trefoil is of another version: {name} is missing");

@@ -112,7 +112,8 @@ impl Outside {
         let g = runtime.and_then(|runtime| runtime.goroutines.iter().find(|g| g.id == id));
         let g = g.ok_or("it has ended")?;
         let mut text = String::new();
-        let _ = show::write_goroutine(&mut text, &mut self.unwinder, g);
+        let holders = show::Holders::new(&runtimes);
+        let _ = show::write_goroutine(&mut text, &mut self.unwinder, g, &holders);
         Ok(text)
     }
 }

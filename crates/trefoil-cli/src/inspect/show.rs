@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::goroutines::{Goroutine, Kind, Place, Runtime, Stack};
+use super::goroutines::{Goroutine, Kind, Place, Runtime, Stack, Wait, What};
 use super::memory::Thread;
 use super::stacks::Unwinder;
 use crate::report::grouped;
@@ -17,6 +17,10 @@ const NAME_MAX_CHARS: usize = 80;
 const WHY_GOROUTINES: usize = 10;
 /// How many calls of its stack `why` shows.
 const WHY_FRAMES: usize = 4;
+/// How many goroutines of a chain of holders `why` shows.
+const WHY_HOLDERS: usize = 20;
+/// How many goroutines of a scope are named.
+const SCOPE_NAMED_MAX: usize = 8;
 
 /// What `ps` lists.
 pub(super) struct Listing<'a> {
@@ -181,12 +185,13 @@ fn summary(runtime: &Runtime) -> String {
 /// Returns every goroutine with its stack, in the form of `trefoil::debug::dump`.
 pub(super) fn dump(runtimes: &[Runtime], unwinder: &mut Unwinder) -> String {
     let mut out = String::new();
+    let holders = Holders::new(runtimes);
     for runtime in runtimes {
         if runtimes.len() > 1 {
             let _ = writeln!(out, "{}\n", summary(runtime));
         }
         for g in &runtime.goroutines {
-            let _ = write_goroutine(&mut out, unwinder, g);
+            let _ = write_goroutine(&mut out, unwinder, g, &holders);
         }
     }
     out
@@ -196,6 +201,7 @@ pub(super) fn write_goroutine(
     out: &mut String,
     unwinder: &mut Unwinder,
     g: &Goroutine,
+    holders: &Holders<'_>,
 ) -> std::fmt::Result {
     write!(out, "{} [{}", title(g), g.state)?;
     if let Some(carrier) = g.polled_by {
@@ -208,6 +214,13 @@ pub(super) fn write_goroutine(
         write!(out, ", {}", thread_text(thread))?;
     }
     writeln!(out, "]:")?;
+    if let Some(wait) = &g.wait {
+        write!(out, "\t{}", holders.text(wait))?;
+        match g.waited_ms {
+            Some(ms) => writeln!(out, ", for {}.{} s", ms / 1000, ms % 1000 / 100)?,
+            None => writeln!(out)?,
+        }
+    }
     match &g.stack {
         Stack::Addresses(addresses) => {
             for frame in unwinder.frames(addresses) {
@@ -262,8 +275,9 @@ pub(super) fn why(
         return Ok("no goroutine waits".into());
     }
     let mut out = String::new();
+    let holders = Holders::new(runtimes);
     for (runtime, g) in chosen.iter().take(WHY_GOROUTINES) {
-        explain(&mut out, runtime, g, unwinder);
+        explain(&mut out, runtime, g, &holders, unwinder);
     }
     if let Some(more) = chosen.len().checked_sub(WHY_GOROUTINES).filter(|&more| more > 0) {
         let _ = writeln!(out, "… and {} more that wait", grouped(more as u64));
@@ -272,7 +286,13 @@ pub(super) fn why(
 }
 
 /// Says in words what a goroutine does.
-fn explain(out: &mut String, runtime: &Runtime, g: &Goroutine, unwinder: &mut Unwinder) {
+fn explain<'a>(
+    out: &mut String,
+    runtime: &Runtime,
+    g: &'a Goroutine,
+    holders: &Holders<'a>,
+    unwinder: &mut Unwinder,
+) {
     let waited = g.waited_ms.map(age).unwrap_or_default();
     let does = match &g.thread {
         _ if g.is_waiting => format!("waits for {waited}: {}", g.state),
@@ -284,9 +304,7 @@ fn explain(out: &mut String, runtime: &Runtime, g: &Goroutine, unwinder: &mut Un
         None => "runs".into(),
     };
     let _ = writeln!(out, "{} {does}", title(g));
-    if let Some(holder) = waits_for(runtime, g) {
-        let _ = writeln!(out, "  until {} ends [{}]", title(holder), state_of(holder));
-    }
+    holders.explain(out, g);
     if let Some(m) = runtime.ms.iter().find(|m| m.runs(g)) {
         let _ = match m.p {
             Some(p) => writeln!(out, "  on M {} with P {p}", m.id),
@@ -320,11 +338,117 @@ fn explain(out: &mut String, runtime: &Runtime, g: &Goroutine, unwinder: &mut Un
     }
 }
 
-/// Returns what a goroutine waits for, as far as the memory of the process shows it: in `join`, the
-/// goroutine or task whose end it waits for. The owners of locks belong here too.
-fn waits_for<'a>(runtime: &'a Runtime, g: &Goroutine) -> Option<&'a Goroutine> {
-    let joins = g.is_waiting && g.kind == Kind::Goroutine && g.state == "join";
-    runtime.goroutines.iter().find(|other| joins && other.joined_by == g.address)
+/// The goroutines and tasks of all runtimes by their address, to name those that hold something.
+pub(super) struct Holders<'a>(HashMap<u64, &'a Goroutine>);
+
+impl<'a> Holders<'a> {
+    pub(super) fn new(runtimes: &'a [Runtime]) -> Holders<'a> {
+        let all = runtimes.iter().flat_map(|runtime| &runtime.goroutines);
+        Holders(all.map(|g| (g.address, g)).collect())
+    }
+
+    /// Returns the number `i` of the goroutines and tasks for which `g` waits.
+    fn holder(&self, g: &Goroutine, i: usize) -> Option<&'a Goroutine> {
+        self.0.get(g.wait.as_ref()?.holders.get(i)?).copied()
+    }
+
+    fn title(&self, address: u64) -> String {
+        self.0.get(&address).map_or_else(|| "a goroutine that has ended".into(), |g| title(g))
+    }
+
+    /// Says what a goroutine waits for, in the words of the program's own dumps.
+    fn text(&self, wait: &Wait) -> String {
+        let (what, verb) = match wait.what {
+            What::Mutex => ("Mutex", "held"),
+            What::RwLockRead => ("RwLock (read)", "held"),
+            What::RwLockWrite => ("RwLock (write)", "held"),
+            What::Readers => ("readers of RwLock", "held"),
+            What::Once => ("Once", "run"),
+            What::PthreadMutex => ("pthread mutex", "held"),
+            What::Join => {
+                return match wait.holders.first() {
+                    Some(&joined) => format!("joins {}", self.title(joined)),
+                    None => "joins a goroutine that has ended".into(),
+                };
+            }
+            What::Scope => {
+                let named = wait.holders.iter().take(SCOPE_NAMED_MAX);
+                let names: Vec<_> = named.map(|&address| self.title(address)).collect();
+                let more = if wait.holders.len() > names.len() { ", …" } else { "" };
+                let count = grouped(wait.holders.len() as u64);
+                let colon = if names.is_empty() { "" } else { ": " };
+                let names = names.join(", ");
+                return format!("waits for {count} goroutines of its scope{colon}{names}{more}");
+            }
+        };
+        let holder = match wait.holders.first() {
+            Some(&holder) => format!("{verb} by {}", self.title(holder)),
+            None => "(holder unknown)".into(),
+        };
+        let deadline = if wait.has_deadline { ", with a deadline" } else { "" };
+        format!("waits for {what} {:#x} {holder}{deadline}", wait.address)
+    }
+
+    /// Follows the holders from `g` on. Returns the goroutines on the way, and, if the last one
+    /// waits for one of them, the index of that one. No goroutine is visited twice, so it ends.
+    fn chain(&self, g: &'a Goroutine) -> (Vec<&'a Goroutine>, Option<usize>) {
+        let mut path = vec![(g, 0)];
+        // The index of a goroutine that is on the path.
+        let mut visited = HashMap::from([(g.address, Some(0))]);
+        let mut first_end = None;
+        while let Some((at, next)) = path.last_mut() {
+            let (at, i) = (*at, *next);
+            *next += 1;
+            let on_way = |path: &[(&'a Goroutine, usize)]| path.iter().map(|(g, _)| *g).collect();
+            let Some(holder) = self.holder(at, i) else {
+                first_end.get_or_insert_with(|| on_way(&path));
+                visited.insert(at.address, None);
+                path.pop();
+                continue;
+            };
+            match visited.get(&holder.address) {
+                Some(Some(start)) => return (on_way(&path), Some(*start)),
+                Some(None) => {}
+                None => {
+                    visited.insert(holder.address, Some(path.len()));
+                    path.push((holder, 0));
+                }
+            }
+        }
+        (first_end.unwrap_or_default(), None)
+    }
+
+    /// Says what a goroutine waits for, what the holder of that does, and so on.
+    fn explain(&self, out: &mut String, g: &'a Goroutine) {
+        if g.wait.is_none() {
+            return;
+        }
+        let (chain, cycle) = self.chain(g);
+        for (i, g) in chain.iter().take(WHY_HOLDERS).enumerate() {
+            let subject = if i == 0 { String::new() } else { title(g) + " " };
+            let _ = match &g.wait {
+                Some(wait) => writeln!(out, "  {subject}{}", self.text(wait)),
+                None => writeln!(out, "  {subject}[{}]", state_of(g)),
+            };
+        }
+        if let Some(more) = chain.len().checked_sub(WHY_HOLDERS).filter(|&more| more > 0) {
+            let _ = writeln!(out, "  … and {} more", grouped(more as u64));
+        }
+        let Some(start) = cycle else { return };
+        let members = &chain[start..];
+        let is_certain = members.iter().all(|g| g.wait.as_ref().is_some_and(|w| w.is_certain));
+        let certainty = if is_certain { "certain" } else { "probable" };
+        let _ = write!(out, "  deadlock ({certainty}): ");
+        let _ = match (members, start) {
+            ([one], _) => writeln!(out, "{} waits for itself", title(one)),
+            (_, 0) => writeln!(out, "{} goroutines wait for each other", members.len()),
+            ([first, ..], _) => {
+                let others = members.len() - 1;
+                writeln!(out, "{} and {others} more wait for each other", title(first))
+            }
+            ([], _) => Ok(()),
+        };
+    }
 }
 
 /// Returns the frames from the first one that is the program's own, or all if none is.

@@ -10,6 +10,7 @@
 //! ```text
 //!   slabs ─▶ Slab { gs: [G; slab.count], next ─▶ Slab … }           all goroutines, dead ones too
 //!   chunks ─▶ Chunk { next, block_bytes, …blocks }                   all tasks, free blocks too
+//!   G { waits_for ─▶ lock { holder, … } }                           if the reason is one of `reason.*`
 //!   ms ─▶ M { next ─▶ M …, tid, current ─▶ G, sched ─▶ Sched { ps } } all threads; 0 as tid: unused
 //! ```
 //!
@@ -18,6 +19,7 @@
 //! of one G may belong to two moments: the reader compares id, state and stack pointer before and
 //! after.
 
+use crate::sched::wait::holder;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{self, g, labels, m, p, runnable, task};
 use crate::{arch, mem};
@@ -67,6 +69,7 @@ const NUMBERS: &[&[(&str, usize)]] = &[
     m::LAYOUT,
     p::LAYOUT,
     sched::LAYOUT,
+    holder::LAYOUT,
     mem::LAYOUT,
     arch::LAYOUT,
     &[
@@ -77,7 +80,7 @@ const NUMBERS: &[&[(&str, usize)]] = &[
 ];
 
 /// How many entries are addresses.
-const ADDRESSES: usize = 8;
+const ADDRESSES: usize = 9;
 
 const ENTRIES: usize = {
     let (mut count, mut i) = (ADDRESSES, 0);
@@ -123,6 +126,7 @@ pub(crate) static trefoil_layout: Layout = {
     entries[6] = entry("trampoline", arch::preempt::trampoline as *const ());
     let end = (&raw const arch::preempt::trefoil_trampoline_end).cast();
     entries[7] = entry("trampoline_end", end);
+    entries[8] = entry("guards_move", (&raw const holder::GUARDS_MOVE).cast());
     let (mut at, mut group) = (ADDRESSES, 0);
     while group < NUMBERS.len() {
         let mut i = 0;
@@ -223,6 +227,10 @@ mod tests {
                 }
                 let here = crate::sys::syscalls::gettid();
                 assert!(running.contains(&here), "{running:?} without {here}");
+                let waits_for: usize = at(address + entry("g.waits_for"));
+                assert_eq!(waits_for, g.waits_for.load(Ordering::Relaxed));
+                let scope: usize = at(address + entry("g.scope"));
+                assert_eq!(scope, g.scope_hint().addr());
                 let place: usize = at(address + entry("g.created_at"));
                 assert_eq!(place, std::ptr::from_ref(g.origin().1).addr());
                 let reasons: usize = at(entry("reasons"));

@@ -514,6 +514,8 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
     ("g.join", offset_of!(G, join)),
     ("g.created_at", offset_of!(G, created_at)),
     ("g.name", offset_of!(G, name)),
+    ("g.scope", offset_of!(G, scope)),
+    ("g.waits_for", offset_of!(G, waits_for)),
     ("body.type_name", offset_of!(Body, type_name)),
 ];
 

@@ -274,7 +274,11 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
     ("sched.ps_made", offset_of!(Sched, ps_made)),
     ("sched.started_at", offset_of!(Sched, started_at)),
     ("sched.coarse_ms", offset_of!(Sched, coarse_ms)),
+    ("holder.salt_factor", HOLDER_SALT_FACTOR as usize),
 ];
+
+/// The factor of [`Sched::holder_salt`].
+const HOLDER_SALT_FACTOR: u32 = 0x9E37_79B9;
 
 impl Sched {
     /// Starts a scheduler with `procs` Ps and its first threads.
@@ -470,7 +474,7 @@ impl Sched {
     /// Returns what makes the numbers of goroutines differ between runtimes (`wait/holder.rs`).
     #[inline(always)]
     pub(crate) fn holder_salt(&self) -> u32 {
-        (self.id.0 as u32).wrapping_mul(0x9E37_79B9)
+        (self.id.0 as u32).wrapping_mul(HOLDER_SALT_FACTOR)
     }
 
     /// Converts a time to std's form without reading the clock. The result is never later than `t`,

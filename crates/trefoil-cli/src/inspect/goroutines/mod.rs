@@ -6,6 +6,7 @@
 //! | `offsets.rs` | where the process has the fields of its objects |
 //! | `subjects.rs` | one goroutine or task |
 //! | `stack.rs` | the stack of a goroutine |
+//! | `waits.rs` | what a goroutine waits for, and the goroutines that hold it |
 //! | `type_names.rs` | the name of the function that contains a closure or future |
 //!
 //! The process may run meanwhile, and its memory or its core file may be damaged. Every pointer is
@@ -17,6 +18,7 @@ mod offsets;
 mod stack;
 mod subjects;
 mod type_names;
+mod waits;
 
 use std::collections::HashSet;
 use std::io;
@@ -26,6 +28,7 @@ use super::memory::{Process, Thread, u64_at};
 use super::stacks::Unwinder;
 use offsets::{LocationLayout, Offsets};
 use subjects::Cache;
+pub(super) use waits::{Wait, What};
 
 /// The largest numbers of slabs, chunks of tasks, Ms and Ps that are read. A list that is longer is
 /// damaged.
@@ -95,9 +98,8 @@ pub(super) struct Goroutine {
     pub(super) preempted: bool,
     /// Identifies it: the address of its G or task.
     pub(super) address: u64,
-    /// The address of the goroutine that waits for its end. Otherwise a small number, or the
-    /// address of something else.
-    pub(super) joined_by: u64,
+    /// What it waits for, if goroutines can hold that.
+    pub(super) wait: Option<Wait>,
     sched: u64,
 }
 
@@ -193,6 +195,7 @@ impl<'a> Reader<'a> {
             }
         });
         all.sort_by_key(|g| (g.sched, g.id));
+        self.find_holders(&mut all);
         let mut scheds: Vec<u64> = ms.iter().map(|m| m.sched).collect();
         scheds.extend(all.iter().map(|g| g.sched));
         scheds.sort_unstable();
@@ -357,6 +360,13 @@ mod tests {
             let rx = of_tasks.clone();
             runtime.run(|| drop(trefoil::task::spawn(async move { rx.recv_async().await })));
         }
+        static MUTEX: trefoil::sync::Mutex<()> = trefoil::sync::Mutex::new(());
+        runtime.run(|| {
+            std::mem::forget(MUTEX.lock());
+            for _ in 0..5 {
+                trefoil::go(|| drop(MUTEX.lock()));
+            }
+        });
         let mut process = Process::open(&std::process::id().to_string()).unwrap();
         let mut unwinder = Unwinder::new(&process);
         let layouts = || Layout::find_all(&Process::open(&std::process::id().to_string()).unwrap());
@@ -391,6 +401,36 @@ mod tests {
             layout = before;
         }
         drop(keep);
+    }
+
+    #[test]
+    fn a_program_without_the_names_of_waits_is_read_without_them() {
+        static MUTEX: trefoil::sync::Mutex<()> = trefoil::sync::Mutex::new(());
+        let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+        let guard = runtime.run(|| {
+            let guard = MUTEX.lock();
+            trefoil::Builder::new().name("waiter").go(|| drop(MUTEX.lock())).unwrap();
+            guard
+        });
+        let process = Process::open(&std::process::id().to_string()).unwrap();
+        let mut unwinder = Unwinder::new(&process);
+        let mut layout = Layout::find_all(&process).unwrap().remove(0);
+        let mut read = |layout: &Layout| loop {
+            let found = read_at(&process, std::slice::from_ref(layout), &mut unwinder).unwrap();
+            let mut all = found.into_iter().flat_map(|runtime| runtime.goroutines);
+            let waiter = all.find(|g| g.name.as_deref() == Some("waiter")).unwrap();
+            if waiter.is_waiting {
+                return waiter;
+            }
+        };
+        let wait = read(&layout).wait.unwrap();
+        assert_eq!((wait.what, wait.has_deadline), (What::Mutex, false));
+        layout.remove("g.waits_for");
+        let waiter = read(&layout);
+        assert_eq!(waiter.state, "sync.Mutex.Lock");
+        assert!(waiter.wait.is_none());
+        drop(guard);
+        drop(runtime);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! another version of trefoil or of rustc. A core file may be damaged: [`Offsets::check`] makes
 //! sure that a field is inside the bytes that are read of its object.
 
+use super::waits::WaitOffsets;
 use crate::inspect::layout::Layout;
 use crate::inspect::memory::{Process, u32_at, u64_at};
 use trefoil_symbols::Cpu;
@@ -21,6 +22,8 @@ macro_rules! offsets {
             pub(super) saved_pc: u64,
             /// Of the saved registers in the trampoline's frame; None on x86_64, which needs none.
             pub(super) trampoline_registers: Option<u64>,
+            /// None if the program is too old to say what its goroutines wait for.
+            pub(super) waits: Option<WaitOffsets>,
             $(pub(super) $field: u64,)+
         }
         impl Offsets {
@@ -35,6 +38,7 @@ macro_rules! offsets {
                     saved_fp,
                     saved_pc,
                     trampoline_registers,
+                    waits: WaitOffsets::new(layout),
                     $($field: layout.get($name)?,)+
                 };
                 offsets.check()?;
@@ -63,7 +67,6 @@ offsets! {
     g_parent = "g.parent",
     g_created_at = "g.created_at",
     g_name = "g.name",
-    g_join = "g.join",
     body_type_name = "body.type_name",
     head_since = "head.since_ms",
     head_reason = "head.reason",
@@ -80,7 +83,6 @@ offsets! {
     task_head = "task.head",
     task_state = "task.state",
     task_body = "task.body",
-    task_join = "task.join",
     task_sched = "task.sched",
     task_id = "task.id",
     task_origin = "task.origin",
@@ -142,12 +144,10 @@ impl Offsets {
             self.g_id,
             self.g_parent,
             self.g_created_at,
-            self.g_join,
         ]);
         let task_words = words(&[
             self.task_state,
             self.task_body,
-            self.task_join,
             self.task_sched,
             self.task_id,
             self.task_origin,
@@ -159,6 +159,7 @@ impl Offsets {
             && fits(g, &g_words)
             && fits(g, &[(self.g_state, 4), (self.g_stopped, 1), (self.g_name, 16)])
             && fits(g, &head(self.g_head))
+            && self.waits.as_ref().is_none_or(|at| fits(g, &words(&at.g_words())))
             && (1..=SUBJECT_BYTES_MAX).contains(&task)
             && fits(task, &task_words)
             && fits(task, &head(self.task_head))

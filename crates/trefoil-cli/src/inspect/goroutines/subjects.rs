@@ -92,7 +92,7 @@ impl Reader<'_> {
             polled_by: None,
             preempted: state == at.state_runnable && bytes[at.g_stopped as usize] != 0,
             address,
-            joined_by: word(at.g_join),
+            wait: if is_waiting { self.wait(address, &bytes) } else { None },
             sched,
         })
     }
@@ -158,7 +158,7 @@ impl Reader<'_> {
         g.kind = Kind::Task;
         g.polled_by = Some(g.id);
         (g.id, g.name, g.function, g.place) = (task.id, task.name, task.function, task.place);
-        (g.parent, g.joined_by) = (0, task.joined_by);
+        (g.parent, g.address) = (0, task.address);
         true
     }
 
@@ -200,7 +200,7 @@ impl Reader<'_> {
             polled_by: None,
             preempted: false,
             address,
-            joined_by: word(at.task_join),
+            wait: None,
             sched,
         })
     }

@@ -4,7 +4,8 @@
 //! - A goroutine has the *object* that it waits for ([`note_object`]), the address of a lock, a
 //!   goroutine or a scope.
 //!
-//! `observe/waits/` reads both while nothing is stopped.
+//! `observe/waits/` reads both while nothing is stopped. `trefoil dump` and `why` read them from
+//! outside the process.
 //!
 //! Invariants:
 //! 1. Only the owner of a lock writes its [`Holder`]: after it has locked, and, to clear it, before
@@ -68,12 +69,27 @@ pub(crate) fn tagged_key<T>(lock: *const T, tag: usize) -> usize {
     lock.addr() + tag
 }
 
+/// How to read [`G::waits_for`], and the reasons for which it means something.
+pub(crate) const LAYOUT: &[(&str, usize)] = &[
+    ("object.address_mask", ADDRESS_MASK),
+    ("object.has_deadline", HAS_DEADLINE),
+    ("object.for_readers", FOR_READERS),
+    ("reason.mutex", WaitReason::MutexLock as usize),
+    ("reason.rwlock_read", WaitReason::RwLockRead as usize),
+    ("reason.rwlock_write", WaitReason::RwLockWrite as usize),
+    ("reason.cond", WaitReason::CondWait as usize),
+    ("reason.once", WaitReason::Once as usize),
+    ("reason.join", WaitReason::Join as usize),
+    ("reason.scope", WaitReason::Scope as usize),
+    ("reason.pthread_mutex", WaitReason::PthreadMutex as usize),
+];
+
 /// The offsets of the numbers of handles in a channel.
 pub(crate) const CHAN_SENDERS_OFFSET: usize = 116;
 pub(crate) const CHAN_RECEIVERS_OFFSET: usize = 120;
 
 /// A lock was unlocked by another goroutine or task than the one that locked it: guards are sent.
-static GUARDS_MOVE: AtomicBool = AtomicBool::new(false);
+pub(crate) static GUARDS_MOVE: AtomicBool = AtomicBool::new(false);
 
 /// The number of the goroutine or task that holds a lock: [`number`]. 0 if the lock is free, or its
 /// holder is a plain thread, or the holder has only just locked it.
