@@ -1,6 +1,5 @@
 //! Starting goroutines: `go`, `Builder`; and `yield_now`, `id`.
 
-use crate::interpose::with_std_name;
 use crate::join_handle::{Join, JoinHandle};
 use crate::runtime::{self, PanicMode};
 use crate::sched::calls;
@@ -147,6 +146,7 @@ impl Builder {
     /// of the public function starts the goroutine.
     pub(crate) fn into_options(self, created_at: &'static Location<'static>) -> SpawnOptions {
         SpawnOptions {
+            tells_std_its_name: self.name.is_some(),
             name: self.name,
             stack_size: self.stack_size,
             abort_on_panic: self.panic.map(|p| p == PanicMode::Abort),
@@ -191,11 +191,7 @@ impl Builder {
         F: FnOnce() -> T + Send + 'static,
         T: Send + 'static,
     {
-        let options = self.into_options(created_at);
-        if options.name.is_some() {
-            return start(options, with_std_name(f));
-        }
-        start(options, f)
+        start(self.into_options(created_at), f)
     }
 }
 

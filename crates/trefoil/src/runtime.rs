@@ -145,15 +145,14 @@ impl Runtime {
     {
         let options = SpawnOptions {
             name: Some("main".into()),
+            tells_std_its_name: true,
             stack_size: Some(MAIN_STACK_BYTES),
             ..SpawnOptions::plain()
         };
         let _wait = self.sched.config.is_system.then(observe::deadlock::SystemRuntimeWait::new);
         // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
         // after the goroutine has ended.
-        let spawned = unsafe {
-            spawn(SpawnTarget::Runtime(&self.sched), options, interpose::with_std_name(f))
-        };
+        let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), options, f) };
         let main = match spawned {
             // SAFETY: just spawned with result type T, and this is its only handle.
             Ok(g) => unsafe { Join::new(g) },
@@ -414,6 +413,7 @@ impl RuntimeBuilder {
                 all_asleep: if is_simulated { |_| {} } else { observe::deadlock::check },
                 check_waits: (check_waits && !is_simulated).then_some(observe::waits::watch::check),
                 serve_signals: observe::quit::serve_signals,
+                tell_std_name: interpose::tell_std_name,
                 with_output: interpose::with_output,
                 wake_for_outputs: interpose::wake_for_outputs,
             },

@@ -1,7 +1,6 @@
 //! `scope`: goroutines that may borrow from their caller.
 
 use crate::goroutine::Builder;
-use crate::interpose::with_std_name;
 use crate::join_handle::Join;
 use crate::runtime;
 use crate::sched::current_g;
@@ -164,11 +163,7 @@ impl Builder {
         F: FnOnce() -> T + Send + 'scope,
         T: Send + 'scope,
     {
-        let options = self.into_options(Location::caller());
-        if options.name.is_some() {
-            return scope.start(options, with_std_name(f));
-        }
-        scope.start(options, f)
+        scope.start(self.into_options(Location::caller()), f)
     }
 }
 

@@ -135,17 +135,11 @@ fn with_priority<T>(_: usize, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Returns a closure for a goroutine that has a name: `std::thread::current()` knows the name while
-/// `f` runs, if the interposed functions are there.
-pub(crate) fn with_std_name<F, T>(f: F) -> impl FnOnce() -> T
-where
-    F: FnOnce() -> T,
-{
-    move || {
-        #[cfg(feature = "std")]
-        threads::std_name::adopt();
-        f()
-    }
+/// Tells std the name of the calling goroutine, which has not run its closure yet. Does nothing
+/// without the interposed functions.
+pub(crate) fn tell_std_name() {
+    #[cfg(feature = "std")]
+    threads::std_name::adopt();
 }
 
 /// Names the interposed functions, so that the linker keeps them, and prepares those that need it.

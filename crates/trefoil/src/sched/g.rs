@@ -90,6 +90,8 @@ pub(crate) struct G {
     pub(crate) promised: AtomicBool,
     /// A panic in it ends the process.
     pub(crate) abort_on_panic: Cell<bool>,
+    /// It tells std its name before it runs its closure.
+    pub(crate) tells_std_its_name: Cell<bool>,
     /// If it is a carrier: its task yields when the poll returns `Pending`.
     pub(crate) task_yields: Cell<bool>,
     /// If it is a carrier: the task that it polls, or polls next.
@@ -139,6 +141,7 @@ impl G {
             task: Cell::new(None),
             task_yields: Cell::new(false),
             abort_on_panic: Cell::new(false),
+            tells_std_its_name: Cell::new(false),
             labels: LabelWord::new(),
             stopped_in_libc: Cell::new(false),
             stopped_by_signal: Cell::new(false),

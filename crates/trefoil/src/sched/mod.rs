@@ -142,8 +142,8 @@ pub(crate) struct Config {
     pub(crate) simulation: Option<simulation::Outside>,
 }
 
-/// Functions of the modules above the scheduler. The helper thread calls the first four, and the
-/// end of a runtime (`shutdown.rs`, `monitor/preempt.rs`) calls the others.
+/// Functions of the modules above the scheduler. The helper thread calls the first four, a goroutine
+/// the fifth, and the end of a runtime (`shutdown.rs`, `monitor/preempt.rs`) the others.
 #[derive(Clone, Copy)]
 pub(crate) struct Hooks {
     /// Prints a trace. Called when the next trace is due.
@@ -157,6 +157,8 @@ pub(crate) struct Hooks {
     pub(crate) check_waits: Option<fn(&Sched) -> Nanos>,
     /// Serves requests of signal handlers. Called whenever the helper thread is woken.
     pub(crate) serve_signals: fn(),
+    /// Tells std the name of the calling goroutine, which has not run its closure yet.
+    pub(crate) tell_std_name: fn(),
     /// Calls the function while this thread holds std's lock of standard output (0) or of standard
     /// error (1).
     pub(crate) with_output: fn(usize, &mut dyn FnMut()),

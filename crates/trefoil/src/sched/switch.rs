@@ -555,6 +555,9 @@ fn recycle_stack(rt: Rt, stack: Stack) {
 unsafe extern "C" fn goroutine_main() -> ! {
     loop {
         let g = begin();
+        if g.tells_std_its_name.get() {
+            tell_std_name(g);
+        }
         // SAFETY: this is the goroutine's one run (goroutine/body.rs, invariant 1).
         let panicked = unsafe { (g.body.get().run)(g) };
         match end(g, panicked) {
@@ -575,6 +578,14 @@ fn begin() -> &'static G {
     finish_switch(rt);
     rt.leave_without_yield();
     g
+}
+
+#[cold]
+#[inline(never)]
+fn tell_std_name(g: &G) {
+    // SAFETY: a goroutine that runs keeps its runtime.
+    let sched = unsafe { &*g.sched.get() };
+    (sched.config.hooks.tell_std_name)();
 }
 
 /// Enters the runtime at the end of `g`, which must still be current.

@@ -437,10 +437,10 @@ fn usage_shows_who_computes_and_who_is_kept_waiting() {
         for id in busy {
             let used = of(id).unwrap_or_else(|| panic!("{id} is not in {usage:?}"));
             // Each computes for half of 800 ms, and is queued for as long. On a busy machine the
-            // thread does not run all the time, nor does sysmon.
-            assert!(used.running >= LONG && used.runnable >= LONG, "{used:?}");
+            // thread has a CPU for a part of that.
+            assert!(used.running >= LONG / 5 && used.runnable >= LONG / 5, "{used:?}");
         }
-        assert!(of(idle).is_none_or(|used| used.running < LONG), "{usage:?}");
+        assert!(of(idle).is_none_or(|used| used.running < LONG / 5), "{usage:?}");
     });
 }
 

@@ -29,6 +29,9 @@ pub(crate) struct SpawnOptions {
     /// None means the default size.
     pub(crate) stack_size: Option<usize>,
     pub(crate) abort_on_panic: Option<bool>,
+    /// `std::thread::current()` is to have the name as well. Not for a goroutine whose closure
+    /// makes std's handle itself.
+    pub(crate) tells_std_its_name: bool,
     pub(crate) scope: *const ScopeData,
     pub(crate) created_at: &'static Location<'static>,
 }
@@ -42,6 +45,7 @@ impl SpawnOptions {
             name: None,
             stack_size: None,
             abort_on_panic: None,
+            tells_std_its_name: false,
             scope: std::ptr::null(),
             created_at: Location::caller(),
         }
@@ -272,6 +276,7 @@ fn init_g(
     g.scope.set(options.scope);
     g.created_at.set(options.created_at);
     g.abort_on_panic.set(options.abort_on_panic.unwrap_or(sched.config.abort_on_panic));
+    g.tells_std_its_name.set(options.tells_std_its_name);
     // The G's previous goroutine may have leaked a guard.
     g.no_preempt.set(0);
     g.locked.set(None);
