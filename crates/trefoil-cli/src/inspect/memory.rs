@@ -288,7 +288,8 @@ impl Process {
     }
 
     /// Returns the programs and libraries that have changed since the core file was written: the
-    /// kernel writes their first page into the core file.
+    /// kernel writes their first page into the core file. Not those that never had a name on disk,
+    /// as the image by which the runtime takes glibc's TLS surplus.
     fn changed_files(&self) -> Vec<&Path> {
         let Source::Core { file, segments, .. } = &self.source else { return Vec::new() };
         let has_changed = |mapping: &&Mapping| {
@@ -301,7 +302,14 @@ impl Process {
                 && then.starts_with(b"\x7fELF");
             is_elf && (read.is_err() || then != now)
         };
-        self.mappings.iter().filter(has_changed).map(|mapping| &*mapping.path).collect()
+        let has_name =
+            |mapping: &&Mapping| !mapping.path.starts_with("/memfd:trefoil-tls (deleted)");
+        self.mappings
+            .iter()
+            .filter(has_name)
+            .filter(has_changed)
+            .map(|mapping| &*mapping.path)
+            .collect()
     }
 }
 

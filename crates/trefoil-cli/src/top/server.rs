@@ -32,11 +32,14 @@ pub(super) enum Address {
 }
 
 impl Address {
-    /// Parses `http://HOST:PORT/`. None if it is something else.
+    /// Parses `http://HOST:PORT/`, or `HOST:PORT`. None if it is something else.
     pub(super) fn parse(text: &str) -> Option<Address> {
-        let host = text.strip_prefix("http://")?;
-        let host = host.split('/').next().filter(|host| !host.is_empty())?;
+        let url = text.strip_prefix("http://");
+        let host = url.unwrap_or(text).split('/').next().filter(|host| !host.is_empty())?;
         let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        if url.is_none() && !has_port {
+            return None;
+        }
         Some(Address::Tcp(if has_port { host.to_owned() } else { format!("{host}:80") }))
     }
 
@@ -299,7 +302,10 @@ mod tests {
         assert_eq!(Address::parse("http://127.0.0.1:6060/debug/pprof/"), tcp("127.0.0.1:6060"));
         assert_eq!(Address::parse("http://[::1]:6060/"), tcp("[::1]:6060"));
         assert_eq!(Address::parse("http://localhost"), tcp("localhost:80"));
+        assert_eq!(Address::parse("127.0.0.1:6060"), tcp("127.0.0.1:6060"));
         assert_eq!(Address::parse("http:///"), None);
+        assert_eq!(Address::parse("localhost"), None);
+        assert_eq!(Address::parse("https://localhost:1"), None);
         assert_eq!(Address::parse("1234"), None);
     }
 
