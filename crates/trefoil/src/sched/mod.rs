@@ -390,9 +390,10 @@ impl Sched {
     /// thread knows the runtime yet: while a thread is being started, the count must not reach
     /// zero.
     fn register_thread(&self) -> io::Result<u32> {
-        let before = self.threads.fetch_add(1, Ordering::AcqRel);
-        if before >= self.config.max_threads {
-            self.threads.fetch_sub(1, Ordering::AcqRel);
+        // Not added and taken back: others would count one too many for a moment, and the last
+        // thread would not see that it is the last.
+        let one_more = |threads| (threads < self.config.max_threads).then_some(threads + 1);
+        if self.threads.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err() {
             // Without a text, which would be allocated under the lock. `report_no_threads` prints
             // it.
             return Err(io::ErrorKind::QuotaExceeded.into());
