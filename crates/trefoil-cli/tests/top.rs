@@ -3,6 +3,10 @@
 //! The process is this program again. tmux need not be there, and the machine may forbid to read
 //! another process: then tests print a line that says so, and do nothing.
 
+#[cfg(feature = "screen")]
+#[allow(dead_code)] // Not all of it is used here.
+mod pty;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -288,6 +292,41 @@ fn top_in_shell(pid: &str) -> String {
     format!(
         "echo before-$((40+2)); '{top}' top {pid}; echo ended-$?; stty -a | tr ' ;' '\\n\\n' | grep -x icanon; sleep 1000"
     )
+}
+
+/// Closes the terminal while the screen is shown: once with SIGHUP, and once as after `nohup`.
+#[cfg(feature = "screen")]
+#[test]
+fn the_screen_ends_with_its_terminal() {
+    use std::os::unix::process::CommandExt;
+
+    let watched = Watched::start();
+    if once(&watched.pid()).is_none() {
+        return;
+    }
+    for hangup in [libc::SIG_DFL, libc::SIG_IGN] {
+        let mut command = trefoil();
+        command.args(["top", &watched.pid()]);
+        // SAFETY: one system call between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                libc::signal(libc::SIGHUP, hangup);
+                Ok(())
+            });
+        }
+        let mut terminal = pty::Pty::open();
+        let mut top = terminal.spawn(command);
+        terminal.read_until("q quit");
+        drop(terminal);
+        let start = Instant::now();
+        while top.try_wait().unwrap().is_none() {
+            if start.elapsed() > LIMIT {
+                _ = top.kill();
+                panic!("it goes on without a terminal; SIGHUP is {hangup}");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 #[cfg(feature = "screen")]

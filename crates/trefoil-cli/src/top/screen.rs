@@ -41,8 +41,9 @@ extern "C" fn on_signal(signal: c_int) {
     SIGNAL.store(signal, Ordering::Relaxed);
 }
 
+/// Not for SIGHUP: then there is no terminal to restore.
 fn install_handlers() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
         // SAFETY: an action made here, with a handler that stores a word.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
@@ -88,7 +89,16 @@ impl Drop for Restore {
     }
 }
 
-/// Shows a source until the user or a signal ends it.
+/// Waits for a key for [`KEY_WAIT`] at most. Returns whether the terminal is still there. crossterm
+/// must not be asked while it is gone: it would read the end of the input for ever.
+fn wait_for_key() -> bool {
+    let mut terminal = libc::pollfd { fd: libc::STDOUT_FILENO, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry, ours. A signal ends the wait early.
+    unsafe { libc::poll(&raw mut terminal, 1, KEY_WAIT.as_millis() as c_int) };
+    terminal.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
+}
+
+/// Shows a source until the user or a signal ends it, or its terminal is gone.
 pub(super) fn watch(source: Source, first: View) -> io::Result<ExitCode> {
     install_handlers();
     let (ask, requests) = channel();
@@ -130,7 +140,11 @@ pub(super) fn watch(source: Source, first: View) -> io::Result<ExitCode> {
             let _ = ask.send(Request::View(screen.runtime));
         }
         terminal.draw(|frame| screen.draw(frame))?;
-        if event::poll(KEY_WAIT)?
+        if !wait_for_key() {
+            // There is nothing to restore, and nowhere to print an error.
+            std::process::exit(128 + libc::SIGHUP);
+        }
+        if event::poll(Duration::ZERO)?
             && let Event::Key(key) = event::read()?
             && key.kind != KeyEventKind::Release
         {
