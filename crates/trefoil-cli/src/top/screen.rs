@@ -89,12 +89,12 @@ impl Drop for Restore {
     }
 }
 
-/// Waits for a key for [`KEY_WAIT`] at most. Returns whether the terminal is still there. crossterm
-/// must not be asked while it is gone: it would read the end of the input for ever.
-fn wait_for_key() -> bool {
+/// Waits for a key for `limit` at most. Returns whether the terminal is still there. crossterm must
+/// not be asked while it is gone: it would read the end of the input for ever.
+fn wait_for_key(limit: Duration) -> bool {
     let mut terminal = libc::pollfd { fd: libc::STDOUT_FILENO, events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, ours. A signal ends the wait early.
-    unsafe { libc::poll(&raw mut terminal, 1, KEY_WAIT.as_millis() as c_int) };
+    unsafe { libc::poll(&raw mut terminal, 1, limit.as_millis() as c_int) };
     terminal.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
 }
 
@@ -140,7 +140,10 @@ pub(super) fn watch(source: Source, first: View) -> io::Result<ExitCode> {
             let _ = ask.send(Request::View(screen.runtime));
         }
         terminal.draw(|frame| screen.draw(frame))?;
-        if !wait_for_key() {
+        // crossterm may have read several keys at once.
+        let is_there = wait_for_key(Duration::ZERO)
+            && (event::poll(Duration::ZERO)? || wait_for_key(KEY_WAIT));
+        if !is_there {
             // There is nothing to restore, and nowhere to print an error.
             std::process::exit(128 + libc::SIGHUP);
         }
