@@ -136,7 +136,11 @@ impl Sched {
         let mut most_used = 0;
         for p in self.all_ps().filter(|p| p.status() == PStatus::Running) {
             let Some(m) = p.holder() else { continue };
-            let cpu = cpu_time(m.tid.load(Ordering::Relaxed));
+            let tid = m.tid.load(Ordering::Relaxed);
+            let cpu = if tid == 0 { 0 } else { cpu_time(tid) };
+            if cpu == 0 {
+                continue; // The thread has just ended.
+            }
             let before = m.sampled_cpu.swap(cpu, Ordering::Relaxed);
             let used = cpu.saturating_sub(before).min(MAX_SAMPLE_NANOS);
             most_used = most_used.max(used);

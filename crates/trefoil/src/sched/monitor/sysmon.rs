@@ -238,6 +238,8 @@ struct Round {
     next: Nanos,
     /// An M was found blocked.
     found_blocked: bool,
+    /// A goroutine was asked to stop.
+    asked: bool,
     /// A P is not idle whose goroutine has run for [`SHORT_SLICE_NANOS`].
     computes: bool,
     /// The goroutine to stop for a woken one, or for a timer.
@@ -283,6 +285,7 @@ impl Round {
             suppressed: false,
             next: now + if stopping { MAX_PAUSE_STOPPING_NANOS } else { MAX_PAUSE_NANOS },
             found_blocked: false,
+            asked: false,
             computes: false,
             victim: None,
         }
@@ -428,6 +431,7 @@ impl<'a> Monitor<'a> {
         let limit = self.slice_limit(p, must_stop, round);
         if ran >= limit {
             preempt::request(self.sched, p, run, by);
+            round.asked = true;
             // If a goroutine was asked before and goes on, the next check comes later; except if it
             // was found inside libc, which it will leave soon.
             let deferred =
@@ -509,9 +513,12 @@ impl<'a> Monitor<'a> {
             }
         }
         let Some(Victim { run_since, p, run, by }) = round.victim else {
-            // All were asked to stop, or have just begun to run.
             self.preempt_later = woken;
-            round.next_by(round.now + PREEMPT_RETRY_NANOS);
+            // Those that were asked have a time for the next check. Otherwise none was wanted when
+            // this round checked the Ps.
+            if woken && !round.asked {
+                round.next_by(round.now + PREEMPT_RETRY_NANOS);
+            }
             return;
         };
         if round.now.saturating_sub(run_since) >= SHORT_SLICE_NANOS {
