@@ -89,13 +89,26 @@ impl Drop for Restore {
     }
 }
 
-/// Waits for a key for `limit` at most. Returns whether the terminal is still there. crossterm must
-/// not be asked while it is gone: it would read the end of the input for ever.
-fn wait_for_key(limit: Duration) -> bool {
+enum Input {
+    None,
+    Keys,
+    /// The terminal is gone.
+    Gone,
+}
+
+/// Waits for keys for [`KEY_WAIT`] at most. crossterm must not be asked while there is no input: if
+/// the terminal were gone by then, it would read the end of the input for ever.
+fn wait_for_keys() -> Input {
     let mut terminal = libc::pollfd { fd: libc::STDOUT_FILENO, events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, ours. A signal ends the wait early.
-    unsafe { libc::poll(&raw mut terminal, 1, limit.as_millis() as c_int) };
-    terminal.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
+    unsafe { libc::poll(&raw mut terminal, 1, KEY_WAIT.as_millis() as c_int) };
+    if terminal.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 {
+        Input::Gone
+    } else if terminal.revents != 0 {
+        Input::Keys
+    } else {
+        Input::None
+    }
 }
 
 /// Shows a source until the user or a signal ends it, or its terminal is gone.
@@ -140,17 +153,18 @@ pub(super) fn watch(source: Source, first: View) -> io::Result<ExitCode> {
             let _ = ask.send(Request::View(screen.runtime));
         }
         terminal.draw(|frame| screen.draw(frame))?;
-        // crossterm may have read several keys at once.
-        let is_there = wait_for_key(Duration::ZERO)
-            && (event::poll(Duration::ZERO)? || wait_for_key(KEY_WAIT));
-        if !is_there {
+        match wait_for_keys() {
+            Input::None => continue,
+            Input::Keys => {}
             // There is nothing to restore, and nowhere to print an error.
-            std::process::exit(128 + libc::SIGHUP);
+            Input::Gone => std::process::exit(128 + libc::SIGHUP),
         }
-        if event::poll(Duration::ZERO)?
-            && let Event::Key(key) = event::read()?
-            && key.kind != KeyEventKind::Release
-        {
+        // crossterm reads all keys at once, and hands out one at a time.
+        while event::poll(Duration::ZERO)? {
+            let Event::Key(key) = event::read()? else { continue };
+            if key.kind == KeyEventKind::Release {
+                continue;
+            }
             match screen.on_key(key) {
                 Action::None => {}
                 Action::End(code) => return Ok(ExitCode::from(code)),
