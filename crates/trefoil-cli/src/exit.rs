@@ -89,7 +89,7 @@ fn exit_now(code: c_int, message: &[u8]) -> ! {
     for fd in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
         // SAFETY: no code closes these descriptors. A raw system call, because this may be a signal
         // handler.
-        unsafe { libc::syscall(libc::SYS_dup2, dev_null, fd) };
+        unsafe { libc::syscall(libc::SYS_dup3, dev_null, fd, 0) };
     }
     for bytes in [reset, message] {
         // SAFETY: reads static or local bytes. A failed write is ignored: the process ends.

@@ -102,9 +102,16 @@ fn promise_quiet(report: &Report) {
 fn sleep_in_the_kernel(time: Duration) {
     let request = [time.as_secs(), u64::from(time.subsec_nanos())];
     // SAFETY: nanosleep reads the two words; it may end early, which does no harm here.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!("syscall", inlateout("rax") 35u64 => _, in("rdi") request.as_ptr(),
             in("rsi") 0, lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("svc 0", in("x8") 101u64, inlateout("x0") request.as_ptr() => _,
+            in("x1") 0u64, options(nostack));
     }
 }
 
