@@ -194,7 +194,7 @@ pub(crate) fn requeue_without_p(entered: EnteredRuntime) -> Rt {
     let (m, g) = (entered.m(), entered.g());
     let counted =
         shutdown::holds_lock() && entered.sched().count_waiting_holder(g) == HolderCount::Counted;
-    record::woken_outside(entered.sched(), g.into(), WokenBy::Unknown);
+    record::woken_outside(entered.sched(), || record::id_of(g), WokenBy::Unknown);
     m.unfinished_switch.set(UnfinishedSwitch::WithoutP(g));
     m.current.set(None);
     // SAFETY: as in `switch_away`, to the thread's own context.
@@ -219,7 +219,7 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
     }
     g.head.woken.set(true);
     if std::ptr::eq(g.sched.get(), rt.sched()) {
-        record::woken(rt, g.into(), WokenBy::Here);
+        record::woken(rt, || record::id_of(g), WokenBy::Here);
         latency::becomes_runnable(rt, g);
         prefetch_context(g);
         push_woken(rt, g.into());
@@ -265,7 +265,7 @@ fn enqueue_outside(g: &'static G) {
     // SAFETY: a live goroutine keeps its runtime alive (`Sched::start`), and `g` is alive until it
     // has been queued and has run.
     let sched = unsafe { &*g.sched.get() };
-    record::woken_outside(sched, g.into(), WokenBy::Here);
+    record::woken_outside(sched, || record::id_of(g), WokenBy::Here);
     sched.stopwatches.start(&g.head);
     sched.push_woken_from_outside(g);
 }
@@ -471,7 +471,7 @@ fn finish_switch(rt: Rt) {
                 // The waker came before the park was complete, so the waker neither queued the
                 // goroutine nor woke an M.
                 g.head.woken.set(true);
-                record::woken(rt, g.into(), WokenBy::Unknown);
+                record::woken(rt, || record::id_of(g), WokenBy::Unknown);
                 rt.p().push_next(sched, g);
                 sched.wake();
             }

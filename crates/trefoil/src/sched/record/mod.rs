@@ -134,7 +134,7 @@ pub(crate) fn switched_from(rt: Rt, g: &G, stop: impl FnOnce(&G) -> StopCode, ne
     }
 }
 
-#[inline(never)]
+#[inline(always)]
 fn record_switch(ring: &Ring, rt: Rt, stop: StopCode, next: Option<&G>) {
     match next {
         Some(next) => ring.event(Kind::Switch, stop.0, id_of(next)),
@@ -230,37 +230,33 @@ pub(crate) enum WokenBy {
     Unknown,
 }
 
-/// A goroutine or task was woken, on this P.
+/// The goroutine or task with this id was woken, on this P.
 #[inline(always)]
-pub(crate) fn woken(rt: Rt, item: Runnable, by: WokenBy) {
+pub(crate) fn woken(rt: Rt, id: impl FnOnce() -> u64, by: WokenBy) {
     if let Some(ring) = rt.p().ring.active() {
-        record_woken(ring, item, by);
+        record_woken(ring, id(), by);
     }
 }
 
-#[inline(never)]
-fn record_woken(ring: &Ring, item: Runnable, by: WokenBy) {
-    let id = match item.unpack() {
-        Unpacked::Goroutine(g) => id_of(g),
-        Unpacked::Task(task) => task.id(),
-    };
+#[inline(always)]
+fn record_woken(ring: &Ring, id: u64, by: WokenBy) {
     ring.event(Kind::Ready, u8::from(by == WokenBy::Unknown), id);
 }
 
 /// As [`woken`], on a thread without a P.
 #[inline]
-pub(crate) fn woken_outside(sched: &Sched, item: Runnable, by: WokenBy) {
+pub(crate) fn woken_outside(sched: &Sched, id: impl FnOnce() -> u64, by: WokenBy) {
     if sched.record.is_on() {
-        record_woken_outside(sched, item, by);
+        record_woken_outside(sched, id(), by);
     }
 }
 
 #[cold]
-fn record_woken_outside(sched: &Sched, item: Runnable, by: WokenBy) {
+fn record_woken_outside(sched: &Sched, id: u64, by: WokenBy) {
     let tid = this_thread();
     sched.record.write_outside(|ring| {
         ring.clock(now());
-        record_woken(ring, item, by);
+        record_woken(ring, id, by);
         if by == WokenBy::Here {
             ring.push(Word::new(Kind::Thread, 0, tid));
         }

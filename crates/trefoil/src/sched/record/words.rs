@@ -119,6 +119,13 @@ impl Word {
         Word((kind as u64) << 56 | u64::from(detail) << 48 | payload & PAYLOAD)
     }
 
+    /// As [`Word::new`], for a payload that fits into its bits, as ids do.
+    #[inline(always)]
+    pub(super) fn with_id(kind: Kind, detail: u8, id: u64) -> Word {
+        debug_assert!(id <= PAYLOAD, "an id does not fit into a word: {id}");
+        Word((kind as u64) << 56 | u64::from(detail) << 48 | id)
+    }
+
     pub(super) fn clock(nanos: u64) -> Word {
         Word((Kind::Clock as u64) << 56 | nanos & CLOCK_PAYLOAD)
     }

@@ -131,13 +131,13 @@ fn enqueue(here: Option<Rt>, task: &'static Task) {
     task.head.woken.set(true);
     match here {
         Some(rt) if std::ptr::eq(rt.sched(), task.sched.get()) => {
-            record::woken(rt, task.into(), record::WokenBy::Here);
+            record::woken(rt, || task.id(), record::WokenBy::Here);
             switch::push_woken(rt, task.into());
         }
         _ => {
             // SAFETY: a live task keeps its runtime alive (`Sched::start`).
             let sched = unsafe { &*task.sched.get() };
-            record::woken_outside(sched, task.into(), record::WokenBy::Here);
+            record::woken_outside(sched, || task.id(), record::WokenBy::Here);
             sched.push_woken_from_outside(task);
         }
     }
