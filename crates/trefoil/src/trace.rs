@@ -47,6 +47,7 @@
 //! nanoseconds per switch: the clock is not read for each event, so the times in a snapshot have an
 //! error, which is shown.
 
+use crate::observe::trace::start_recording;
 use crate::observe::trace::watches::{self, Settings, Watching};
 use crate::runtime::with_sched;
 use crate::sched::Sched;
@@ -215,7 +216,7 @@ impl RecorderBuilder {
     /// Panics on a plain thread if the default runtime cannot start.
     pub fn start(self) -> Result<Recorder, AlreadyRecording> {
         with_sched(|sched| {
-            if !sched.start_recording(self.bytes, self.exact_clock) {
+            if !start_recording(sched, self.bytes, self.exact_clock) {
                 return Err(AlreadyRecording);
             }
             if let Some(rt) = Rt::enter() {

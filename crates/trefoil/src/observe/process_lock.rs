@@ -1,12 +1,21 @@
 //! `ProcessLock`: a lock of the whole process, for state that dumps and profiles share.
 //!
-//! It is std's mutex, so a goroutine that waits for it parks. It counts like a lock of C code: a
-//! goroutine that holds it is not stopped for ever by the end of its runtime, because every later
-//! dump or profile would wait for it.
+//! It counts like a lock of C code: a goroutine that holds it is not stopped for ever by the end of
+//! its runtime, because every later dump or profile would wait for it.
+//!
+//! It is std's mutex. Whoever waits for it sleeps, and tries again. Rejected: to wait in the mutex. Its
+//! owner may be a thread of the runtime's own, which wakes no goroutine otherwise. If all goroutines
+//! wait and no timer is set, they would be taken for deadlocked. In a simulation a goroutine does wait
+//! in the mutex, because a sleep would take simulated time.
 
+use crate::sched::simulation::{self, WaitOutside};
 use crate::sys::lock;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+/// How long a thread or goroutine sleeps before it tries again.
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// A value behind a lock of the process. A panic does not poison it.
 pub(super) struct ProcessLock<T>(Mutex<T>);
@@ -40,9 +49,18 @@ impl<T> ProcessLock<T> {
 
     /// Takes the lock; waits while another goroutine or thread holds it.
     pub(super) fn lock(&self) -> ProcessGuard<'_, T> {
-        let counted = CountedLock::new();
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ProcessGuard { guard, _counted: counted }
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            if simulation::here().is_some() {
+                let counted = CountedLock::new();
+                let _outside = WaitOutside::for_shared_lock(|| true);
+                let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                return ProcessGuard { guard, _counted: counted };
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Takes the lock if it is free now.

@@ -259,7 +259,7 @@ pub(crate) struct Sched {
     /// The same time in the form of `sys::clock`.
     started_at: Nanos,
     /// Milliseconds since `started`, refreshed by sysmon. A goroutine that parks stores it, so that
-    /// dumps show how long the goroutine has waited.
+    /// dumps show how long the goroutine has waited, and the flight recorder knows a long wait.
     pub(crate) coarse_ms: AtomicU32,
     pub(crate) record: record::Record,
     pub(crate) triggers: trigger::Triggers,
@@ -500,7 +500,11 @@ impl Sched {
 
     /// Updates the coarse time.
     pub(crate) fn refresh_coarse(&self) {
-        self.coarse_ms.store(self.millis(), Ordering::Relaxed);
+        let millis = self.millis();
+        // Every park reads it: its cache line stays with all CPUs as long as nothing changes.
+        if self.coarse_ms.load(Ordering::Relaxed) != millis {
+            self.coarse_ms.store(millis, Ordering::Relaxed);
+        }
     }
 
     /// Returns for how many minutes a goroutine or task has waited.

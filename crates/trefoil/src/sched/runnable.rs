@@ -34,7 +34,8 @@ pub(crate) enum RunKind {
 pub(crate) struct RunHead {
     /// The next one in the [`RunList`] that contains it.
     link: Cell<Option<Runnable>>,
-    /// The runtime's coarse time, in milliseconds, when it began to wait. For dumps.
+    /// The runtime's coarse time, in milliseconds, when it began to wait. For dumps
+    /// and the flight recorder.
     pub(crate) waiting_since_ms: AtomicU32,
     /// Why it waits: a [`WaitReason`]. For dumps.
     reason: AtomicU8,

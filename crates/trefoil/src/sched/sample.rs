@@ -12,6 +12,7 @@
 //! | `Cpu` | by a timer on the CPU clock of each M | periods of CPU time |
 //! | `Wait` | by a goroutine that has waited | nanoseconds that it waited |
 //! | `Unlock` | by a goroutine that wakes one which waits for a lock | nanoseconds that that one waited |
+//! | `Waker` | by a goroutine that wakes one which has waited for long, while a flight recorder is on | which one was woken |
 //!
 //! # The ring
 //! One ring of words for the process. A writer reserves room by a compare-and-swap on `head`,
@@ -44,6 +45,7 @@ use crate::sys::syscalls;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::num::NonZeroU16;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -68,16 +70,18 @@ pub(crate) enum SampleKind {
     Cpu,
     Wait,
     Unlock,
+    Waker,
 }
 
 impl SampleKind {
-    pub(crate) const COUNT: usize = 3;
+    pub(crate) const COUNT: usize = 4;
 
     fn from_u8(n: u8) -> SampleKind {
         match n {
             0 => SampleKind::Cpu,
             1 => SampleKind::Wait,
-            _ => SampleKind::Unlock,
+            2 => SampleKind::Unlock,
+            _ => SampleKind::Waker,
         }
     }
 }
@@ -88,14 +92,15 @@ pub(crate) struct Sample {
     /// For a CPU sample: the number of the profile that it belongs to.
     pub(crate) session: u8,
     pub(crate) value: u64,
-    /// For a wait: the rate at which waits were sampled.
-    pub(crate) rate: Nanos,
+    /// For a wait: the rate at which waits were sampled. For a waker: when it woke the other one, since
+    /// the recording began.
+    pub(crate) nanos: Nanos,
     pub(crate) reason: WaitReason,
     /// The id of the goroutine or task; 0 if none ran.
     pub(crate) id: u64,
     pub(crate) labels: Option<LabelRef>,
     pub(crate) registers: Registers,
-    /// Whether the stack was longer than [`STACK_WORDS_MAX`].
+    /// Whether the stack was longer than what is copied of it.
     pub(crate) is_cut: bool,
     /// Contents of the stack: the address of the first word, and the words. There is a second part
     /// if a goroutine has called the allocator on the M's own stack.
@@ -119,7 +124,7 @@ impl StackPart {
 
 /// See the head of the file.
 struct Ring {
-    /// Null until the first profile.
+    /// Null until the first profile or recording.
     words: AtomicPtr<AtomicU64>,
     /// Where the next sample is written. Counts words, and never wraps around.
     head: AtomicU64,
@@ -165,14 +170,14 @@ impl Ring {
         Some(unsafe { &*words.add((at % RING_WORDS) as usize) })
     }
 
-    /// Reserves room for `len` words. Async-signal-safe.
-    fn reserve(&self, len: u64) -> Option<u64> {
+    /// Reserves room for `len` words, if not more than `max` are used then. Async-signal-safe.
+    fn reserve(&self, len: u64, max: u64) -> Option<u64> {
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             // Acquire: the reader's zeros are written before the words of this sample.
             let tail = self.tail.load(Ordering::Acquire);
             // If `head` is out of date, `tail` may be above it; then the exchange fails.
-            if head.saturating_add(len).saturating_sub(tail) > RING_WORDS {
+            if head.saturating_add(len).saturating_sub(tail) > max {
                 return None;
             }
             let next = head + len;
@@ -205,8 +210,8 @@ struct Event {
     session: u8,
     reason: u8,
     value: u64,
-    /// For a wait: the rate of sampling.
-    rate: Nanos,
+    /// See [`Sample::nanos`].
+    nanos: Nanos,
 }
 
 /// Writes a sample. `labels` is called only if there is room. Async-signal-safe.
@@ -222,7 +227,10 @@ unsafe fn write(
     labels: impl FnOnce() -> Option<LabelRef>,
 ) {
     let len = HEAD_WORDS + stack[0].words + stack[1].words;
-    let Some(start) = RING.reserve(len as u64) else {
+    // Where many wakers were is worth less than a profile.
+    let max = if event.kind == SampleKind::Waker { RING_WORDS / 2 } else { RING_WORDS };
+    let Some(start) = RING.reserve(len as u64, max) else {
+        // Not read for wakers, whose values cannot be added.
         RING.lost[event.kind as usize].fetch_add(event.value, Ordering::Relaxed);
         return;
     };
@@ -237,7 +245,7 @@ unsafe fn write(
         stack[0].start as u64,
         stack[1].start as u64,
         stack[0].words as u64 | (stack[1].words as u64) << 32,
-        event.rate,
+        event.nanos,
     ];
     let mut at = start + 1;
     for word in head {
@@ -282,7 +290,7 @@ pub(crate) fn take() -> Option<Sample> {
         session: (first >> 48) as u8,
         is_cut: first & CUT != 0,
         value: head(1),
-        rate: head(11),
+        nanos: head(11),
         id: head(2),
         // SAFETY: the writer stored it, and the word is taken from the ring once.
         labels: unsafe { LabelRef::from_word(head(3)) },
@@ -573,11 +581,11 @@ pub(crate) unsafe extern "C" fn on_cpu_signal(
         session,
         reason: 0,
         value: 1 + u64::try_from(info.overrun).unwrap_or(0),
-        rate: 0,
+        nanos: 0,
     };
     let registers = Registers::interrupted(context);
     let g = m.current.get();
-    let (stack, is_cut) = stack_of(m, g, registers.sp as usize);
+    let (stack, is_cut) = stack_of(m, g, registers.sp as usize, STACK_WORDS_MAX);
     // SAFETY: the interrupted thread's own stack, from its stack pointer upwards.
     unsafe { write(&event, id_of(g), registers, stack, is_cut, || labels_of(g)) };
 }
@@ -600,28 +608,28 @@ fn labels_of(g: Option<&'static G>) -> Option<LabelRef> {
 /// upper end for itself.
 const OWN_STACK_BYTES: usize = crate::sched::m::THREAD_STACK_BYTES - (16 << 10);
 
-/// Returns the parts of the stack from `sp` on, and whether they are cut. There are none if `sp` is
-/// on an unknown stack: that of a signal handler, or of a library with fibers.
-fn stack_of(m: &M, g: Option<&'static G>, sp: usize) -> ([StackPart; 2], bool) {
+/// Returns the parts of the stack from `sp` on, at most `max` words, and whether they are cut. There
+/// are none if `sp` is on an unknown stack: that of a signal handler, or of a library with fibers.
+fn stack_of(m: &M, g: Option<&'static G>, sp: usize, max: usize) -> ([StackPart; 2], bool) {
     if let Some((_, end)) = goroutine_stack(g, sp) {
-        let part = StackPart::new(sp, end, STACK_WORDS_MAX);
-        return ([part, StackPart::default()], part.words == STACK_WORDS_MAX);
+        let part = StackPart::new(sp, end, max);
+        return ([part, StackPart::default()], part.words == max);
     }
     let end = m.sample.own_stack.get();
     if sp >= end || end - sp > OWN_STACK_BYTES {
         return Default::default();
     }
-    let own = StackPart::new(sp, end, STACK_WORDS_MAX);
+    let own = StackPart::new(sp, end, max);
     // The goroutine whose call runs on this stack.
     let from = m.sample.own_context_from.get();
     let caller = match goroutine_stack(g, from) {
         Some((low, end)) => {
             let start = low.max(from - CALL_FRAME_BYTES);
-            StackPart::new(start, end, STACK_WORDS_MAX - own.words)
+            StackPart::new(start, end, max - own.words)
         }
         None => StackPart::default(),
     };
-    ([own, caller], own.words + caller.words == STACK_WORDS_MAX)
+    ([own, caller], own.words + caller.words == max)
 }
 
 /// If `sp` is on the stack of a goroutine: returns the lower end of that stack, and where to stop
@@ -682,7 +690,7 @@ pub(crate) fn waited(rt: Rt, g: &'static G, reason: WaitReason, nanos: Nanos) {
 /// lock, the waker has unlocked it, and takes a sample of itself.
 #[cold]
 #[inline(never)]
-pub(crate) fn wakes(rt: Rt, woken: &G) {
+pub(crate) fn sample_unlock(rt: Rt, woken: &G) {
     let since = woken.parked_at.load(Ordering::Relaxed);
     let reason = woken.head.reason();
     let Some(g) = rt.m().current.get() else { return };
@@ -719,8 +727,64 @@ fn sample_wait(rt: Rt, g: &'static G, kind: SampleKind, reason: WaitReason, nano
         return;
     }
     let registers = Registers::here();
-    let event = Event { kind, session: 0, reason: reason as u8, value: nanos, rate };
-    let (stack, is_cut) = stack_of(rt.m(), Some(g), registers.sp as usize);
+    let event = Event { kind, session: 0, reason: reason as u8, value: nanos, nanos: rate };
+    let (stack, is_cut) = stack_of(rt.m(), Some(g), registers.sp as usize, STACK_WORDS_MAX);
     // SAFETY: this thread's own stack, from its stack pointer upwards.
     unsafe { write(&event, id_of(Some(g)), registers, stack, is_cut, || labels_of(Some(g))) };
+}
+
+// Wakers.
+
+/// Words of the stack of a waker that are copied at most: only the program's innermost frame is
+/// wanted.
+const WAKER_STACK_WORDS_MAX: usize = 1024;
+/// Bits of the id of the goroutine that was woken, in the value of a sample; above them is the
+/// number of the recording.
+const WOKEN_BITS: u32 = 48;
+
+/// Flight recorders for which wakers are sampled.
+static WAKER_RECORDINGS: AtomicU32 = AtomicU32::new(0);
+
+/// Begins to sample wakers for one more recording. Returns its number. Only that of a recording
+/// 65,535 before may be the same.
+pub(crate) fn begin_wakers() -> io::Result<NonZeroU16> {
+    static NUMBERS: AtomicU32 = AtomicU32::new(0);
+    RING.map()?;
+    WAKER_RECORDINGS.fetch_add(1, Ordering::SeqCst);
+    let number = NUMBERS.fetch_add(1, Ordering::Relaxed) % u32::from(u16::MAX);
+    Ok(NonZeroU16::MIN.saturating_add(number as u16))
+}
+
+/// Ends what [`begin_wakers`] has begun.
+pub(crate) fn end_wakers() {
+    WAKER_RECORDINGS.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Returns whether wakers are sampled.
+pub(crate) fn are_wakers_on() -> bool {
+    WAKER_RECORDINGS.load(Ordering::SeqCst) != 0
+}
+
+/// Takes a sample of the goroutine that runs here and has just woken the goroutine or task `woken`,
+/// `since_began` after the beginning of the recording. Inside the runtime.
+pub(crate) fn sample_waker(rt: Rt, recording: NonZeroU16, woken: u64, since_began: Nanos) {
+    let _writer = Writer::new();
+    let Some(g) = rt.m().current.get() else { return };
+    if !are_wakers_on() {
+        return;
+    }
+    let registers = Registers::here();
+    let value = u64::from(recording.get()) << WOKEN_BITS | woken & ((1 << WOKEN_BITS) - 1);
+    let event = Event { kind: SampleKind::Waker, session: 0, reason: 0, value, nanos: since_began };
+    let (stack, is_cut) = stack_of(rt.m(), Some(g), registers.sp as usize, WAKER_STACK_WORDS_MAX);
+    // SAFETY: this thread's own stack, from its stack pointer upwards.
+    unsafe { write(&event, id_of(Some(g)), registers, stack, is_cut, || None) };
+}
+
+impl Sample {
+    /// Returns the number of the recording, and the id of the goroutine or task that was woken. For
+    /// the sample of a waker.
+    pub(crate) fn recording_and_woken(&self) -> (u16, u64) {
+        ((self.value >> WOKEN_BITS) as u16, self.value & ((1 << WOKEN_BITS) - 1))
+    }
 }

@@ -215,11 +215,11 @@ pub(crate) fn ready(rt: Rt, g: &'static G) {
         return; // The goroutine has not parked yet, and now will not.
     }
     if sample::are_waits_on() {
-        sample::wakes(rt, g);
+        sample::sample_unlock(rt, g);
     }
     g.head.woken.set(true);
     if std::ptr::eq(g.sched.get(), rt.sched()) {
-        record::woken(rt, || record::id_of(g), WokenBy::Here);
+        record::woken(rt, &g.head, || record::id_of(g), WokenBy::Here);
         latency::becomes_runnable(rt, g);
         prefetch_context(g);
         push_woken(rt, g.into());
@@ -471,7 +471,7 @@ fn finish_switch(rt: Rt) {
                 // The waker came before the park was complete, so the waker neither queued the
                 // goroutine nor woke an M.
                 g.head.woken.set(true);
-                record::woken(rt, || record::id_of(g), WokenBy::Unknown);
+                record::woken(rt, &g.head, || record::id_of(g), WokenBy::Unknown);
                 rt.p().push_next(sched, g);
                 sched.wake();
             }

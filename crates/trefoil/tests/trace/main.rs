@@ -4,6 +4,7 @@
 mod common;
 mod files;
 mod incidents;
+mod wakes;
 
 use common::{spin, watchdog};
 use std::sync::Arc;

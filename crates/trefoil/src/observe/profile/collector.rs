@@ -1,8 +1,8 @@
 //! Gathers the samples that `sched/sample.rs` takes, and makes profiles of them.
 //!
-//! While a profile runs, a thread of its own takes the samples from the ring every [`PAUSE`],
-//! unwinds the copies of their stacks, and counts them by addresses. Names are found only when the
-//! profile is wanted.
+//! While a profile or a flight recorder runs, a thread of its own takes the samples from the ring
+//! every [`PAUSE`], unwinds the copies of their stacks, and counts them by addresses; the latest
+//! wake-ups it remembers one by one. Names are found only when they are wanted.
 //!
 //! The thread does not belong to a runtime, and takes no part in scheduling: it also works while
 //! every P computes.
@@ -11,21 +11,35 @@ use crate::observe::pprof::{Group, GroupsByFrames, Profile, ProfileKind, SampleK
 use crate::observe::process_lock::{ProcessGuard, ProcessLock};
 use crate::observe::symbols::SymbolCache;
 use crate::observe::unwind::Tables;
+use crate::sched::Sched;
 use crate::sched::labels::LabelSet;
 use crate::sched::monitor::helper;
 use crate::sched::sample::{self, Sample, SampleKind};
 use crate::sched::wait::reason::WaitReason;
-use crate::sys::clock::Nanos;
+use crate::sys::clock::{Nanos, now};
 use crate::sys::realtime;
 use crate::sys::syscalls;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use trefoil_symbols::Frame;
 
 /// The time between two visits of the ring.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The same while only wake-ups are sampled.
+const PAUSE_FOR_WAKES: Duration = Duration::from_millis(100);
+/// Wake-ups that are remembered at most: the latest, of all recordings, until the process ends. They
+/// take some megabytes.
+const WAKES_MAX: usize = 1 << 14;
+/// Frames of a waker that are remembered.
+const WAKER_FRAMES_MAX: usize = 32;
+/// How long [`wakes`] sleeps before it tries again to take the lock, or the next sample.
+const LOCK_PAUSE: Duration = Duration::from_micros(50);
+/// How long [`wakes`] waits for a sample that is not complete. A busy machine may have stopped its
+/// writer; in a process that was forked, the writer may be gone.
+const WRITER_PATIENCE_NANOS: Nanos = 20_000_000;
 /// Samples that are taken while the lock is held.
 const BATCH: u32 = 100;
 /// The stack of the collector's thread.
@@ -95,6 +109,20 @@ struct Collected {
     /// Waits and waits for locks. They stay when sampling ends.
     waits: Option<Run>,
     unlocks: Option<Run>,
+    wakes: VecDeque<Wake>,
+}
+
+/// Where a goroutine was when it ended the long wait of another one.
+#[derive(Clone)]
+pub(crate) struct Wake {
+    /// The number of the recording (`sched/record/control.rs`).
+    recording: u16,
+    pub(crate) woken: u64,
+    pub(crate) waker: u64,
+    /// Since the recording began.
+    pub(crate) at: Nanos,
+    /// The stack of the waker.
+    pub(crate) addresses: Box<[u64]>,
 }
 
 static COLLECTED: ProcessLock<Collected> = ProcessLock::new(Collected {
@@ -103,6 +131,7 @@ static COLLECTED: ProcessLock<Collected> = ProcessLock::new(Collected {
     cpu: None,
     waits: None,
     unlocks: None,
+    wakes: VecDeque::new(),
 });
 
 fn collected() -> ProcessGuard<'static, Collected> {
@@ -115,6 +144,13 @@ impl Collected {
         self.cpu.is_some()
             || sample::wait_rate(SampleKind::Wait) != 0
             || sample::wait_rate(SampleKind::Unlock) != 0
+            || sample::are_wakers_on()
+    }
+
+    /// Returns how long the collector sleeps. Wake-ups are sampled rarely.
+    fn pause(&self) -> Duration {
+        let counts = self.cpu.is_some() || sample::are_waits_on();
+        if counts { PAUSE } else { PAUSE_FOR_WAKES }
     }
 
     fn run(&mut self, kind: SampleKind) -> &mut Option<Run> {
@@ -150,6 +186,14 @@ impl Collected {
     fn add(&mut self, sample: Sample) {
         let Some(tables) = self.tables.as_mut() else { return };
         let (values, by_id) = match sample.kind {
+            SampleKind::Waker => {
+                let (recording, woken) = sample.recording_and_woken();
+                let mut addresses = unwind(tables, &sample);
+                addresses.truncate(WAKER_FRAMES_MAX);
+                let addresses = addresses.into();
+                let (waker, at) = (sample.id, sample.nanos);
+                return self.add_wake(Wake { recording, woken, waker, at, addresses });
+            }
             SampleKind::Cpu => match &self.cpu {
                 Some((cpu, _)) if cpu.session == sample.session => {
                     ([sample.value, sample.value * cpu.period, 0], cpu.by_id)
@@ -157,7 +201,7 @@ impl Collected {
                 // A signal that came after the end of its profile.
                 _ => return,
             },
-            SampleKind::Wait | SampleKind::Unlock => (estimate(sample.value, sample.rate), false),
+            SampleKind::Wait | SampleKind::Unlock => (estimate(sample.value, sample.nanos), false),
         };
         let key = RawKey {
             addresses: unwind(tables, &sample),
@@ -173,6 +217,13 @@ impl Collected {
         if let Some(run) = run {
             run.add(key, values, sample.value);
         }
+    }
+
+    fn add_wake(&mut self, wake: Wake) {
+        if self.wakes.len() == WAKES_MAX {
+            self.wakes.pop_front();
+        }
+        self.wakes.push_back(wake);
     }
 }
 
@@ -214,8 +265,9 @@ fn drain() -> ProcessGuard<'static, Collected> {
 /// The collector's thread.
 fn collect() {
     realtime::leave();
+    let mut pause = PAUSE;
     loop {
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause);
         let mut collected = drain();
         if !collected.is_sampling() {
             collected.has_thread = false;
@@ -223,6 +275,7 @@ fn collect() {
             sample::trim();
             return;
         }
+        pause = collected.pause();
     }
 }
 
@@ -270,7 +323,7 @@ pub(crate) fn set_wait_rate(kind: SampleKind, rate: Nanos) -> io::Result<()> {
 pub(crate) fn waits(kind: SampleKind) -> Profile {
     let profile_kind = match kind {
         SampleKind::Unlock => ProfileKind::Mutex,
-        SampleKind::Cpu | SampleKind::Wait => ProfileKind::Block,
+        _ => ProfileKind::Block,
     };
     let mut collected = drain();
     // Copied, because it takes long to find the names, and the ring must be emptied meanwhile.
@@ -280,6 +333,45 @@ pub(crate) fn waits(kind: SampleKind) -> Profile {
     };
     drop(collected);
     profile(profile_kind, 1, lost, began, counts)
+}
+
+/// Begins to gather where the wakers of `sched` are; its recording has just begun. Without that a
+/// recording says only which goroutine has woken another.
+///
+/// # Errors
+/// If the thread cannot be started, or if there is no memory.
+pub(crate) fn begin_wakers(sched: &Sched) -> io::Result<()> {
+    let mut collected = collected();
+    collected.start_thread()?;
+    if let Some(number) = sched.sample_wakers()? {
+        // The number may have been that of an earlier recording.
+        collected.wakes.retain(|wake| wake.recording != number.get());
+    }
+    Ok(())
+}
+
+/// Returns the wake-ups of the recording with this number, as far as they are remembered. Not all
+/// of them, or none, if they are not available at `deadline`.
+pub(crate) fn wakes(recording: NonZeroU16, deadline: Nanos) -> Vec<Wake> {
+    let end = sample::written();
+    let patience = deadline.min(now() + WRITER_PATIENCE_NANOS);
+    loop {
+        if let Some(mut collected) = COLLECTED.try_lock() {
+            let took_all = collected.drain_batch(end);
+            let now = now();
+            let is_over = took_all && (sample::taken() >= end || now >= patience);
+            if is_over || now >= deadline {
+                let is_of = |wake: &&Wake| wake.recording == recording.get();
+                return collected.wakes.iter().filter(is_of).cloned().collect();
+            }
+            if !took_all {
+                continue;
+            }
+        } else if now() >= deadline {
+            return Vec::new();
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
 }
 
 /// Makes a profile of what was counted.

@@ -42,6 +42,26 @@ impl SymbolCache {
         all.into_iter().take(FRAMES_SHOWN_MAX).map(|(_, frame)| frame.clone()).collect()
     }
 
+    /// Returns the innermost frame that belongs to the program: not to the runtime, to std or, if
+    /// there is any other, to a crate from a registry. Those outside of it are not resolved.
+    pub(super) fn frame_of_program(&mut self, addresses: &[u64]) -> Option<Arc<Frame>> {
+        let mut first = None;
+        for address in addresses {
+            self.resolve_all(&[*address]);
+            for (kind, frame) in &self.0[address] {
+                let is_unknown = frame.file.is_empty() && frame.name.starts_with("0x");
+                if *kind != FrameKind::User || frame.is_library() || is_unknown {
+                    continue;
+                }
+                if !frame.file.contains("/registry/src/") {
+                    return Some(frame.clone());
+                }
+                first.get_or_insert_with(|| frame.clone());
+            }
+        }
+        first
+    }
+
     fn resolve_all(&mut self, addresses: &[u64]) {
         for &address in addresses {
             self.0.entry(address).or_insert_with(|| resolve(address));

@@ -31,8 +31,8 @@ const NUMBERS_MAX: u32 = 256;
 /// next one.
 const LOOK_FORWARD: Duration = Duration::from_millis(20);
 const COOL_DOWN: Duration = Duration::from_secs(10);
-/// How long a program that is stuck waits for a goroutine that makes a copy as well: it may be one
-/// of those that are stuck.
+/// How long a program that is stuck waits for a goroutine that makes a copy as well, which may be one
+/// of those that are stuck; and then for the places of wakers.
 const COPY_LIMIT: Nanos = 2_000_000_000;
 
 /// Where files are written. Set if `TREFOIL_TRACE` is.
@@ -48,7 +48,7 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// If the variable names a signal that cannot be watched.
 pub(crate) fn record_from_start(sched: &Sched, env: TraceEnv) -> io::Result<()> {
     let _ = DIR.set(env.dir.map_or_else(|| PathBuf::from("."), PathBuf::from));
-    sched.start_recording(env.bytes.unwrap_or(DEFAULT_BYTES), env.exact_clock);
+    super::start_recording(sched, env.bytes.unwrap_or(DEFAULT_BYTES), env.exact_clock);
     for (kind, limit) in env.watches {
         let (incident, signal) = match kind {
             WatchEnv::Runnable => (Incident::Runnable, None),
@@ -126,6 +126,7 @@ fn write(snapshot: &Snapshot, why: &str, id: Option<u64>) {
     let relaxed = Ordering::Relaxed;
     let next = |files| (files < FILES_MAX).then_some(files + 1);
     let Ok(files) = FILES.fetch_update(relaxed, relaxed, next) else { return };
+    snapshot.wakes.place_elsewhere(now() + COPY_LIMIT);
     let (path, file) = create();
     let written = file.and_then(|file| snapshot.write(file));
     let path = path.display();

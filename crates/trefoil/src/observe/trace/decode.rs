@@ -19,6 +19,11 @@ pub(super) struct When {
 }
 
 impl When {
+    /// Returns the time if it is known exactly.
+    pub(super) fn exact(self) -> Option<u64> {
+        (self.earliest == self.latest).then_some(self.latest)
+    }
+
     /// Returns the middle.
     pub(super) fn middle(self) -> u64 {
         self.earliest + self.latest.saturating_sub(self.earliest) / 2
@@ -445,6 +450,7 @@ mod tests {
         let record = RecordCopy {
             copied: 100,
             since_end: 0,
+            waker_samples: None,
             ps: vec![ring(7 << 34, Vec::new())],
             outside: ring(0, outside),
         };

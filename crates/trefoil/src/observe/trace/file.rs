@@ -1,24 +1,30 @@
 //! A snapshot as a file: a line of text, then numbers of eight bytes, the lowest first.
 //!
 //! ```text
-//! "trefoil trace 2\n"
+//! "trefoil trace 3\n"
 //! id of the process, the wall clock in nanoseconds since 1970
 //! when it was copied, number of Ps
 //! for each P, then for the threads without one:  first, from, number of words, the words
 //! number of texts,  for each: address, length, its bytes
 //! number of names,  for each: id, length, its bytes
 //! the program: length, its bytes
+//! number of places,  for each: number, length, its bytes
+//! number of wake-ups,  for each: woken, when, waker, number of its place
 //! ```
 //!
-//! Version 1 has neither its second line nor the program. Its files are still read.
+//! Version 2 ends with the program. Version 1 has neither its second line nor the program. Their
+//! files are still read.
 
+use super::wakes::{PlacedWake, Wakes};
 use super::{Origin, Snapshot};
 use crate::sched::MAX_PROCS;
 use crate::sched::record::{RecordCopy, RingCopy, Word};
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 
-const MAGIC: &[u8; 16] = b"trefoil trace 2\n";
+const MAGIC: &[u8; 16] = b"trefoil trace 3\n";
+const MAGIC_2: &[u8; 16] = b"trefoil trace 2\n";
 const MAGIC_1: &[u8; 16] = b"trefoil trace 1\n";
 /// What all versions begin with.
 const MAGIC_START: &[u8] = b"trefoil trace ";
@@ -48,6 +54,7 @@ pub(super) fn write(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
     put_texts(&mut to, &snapshot.names)?;
     if let Some(origin) = &snapshot.origin {
         put_text(&mut to, &origin.program)?;
+        put_wakes(&mut to, snapshot.wakes.all())?;
     }
     to.flush()
 }
@@ -59,13 +66,13 @@ pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
         return Err(invalid("not a trace of trefoil"));
     }
     let process = match &magic {
-        MAGIC => {
+        MAGIC | MAGIC_2 => {
             let (pid, taken) = (get(&mut from)?, get(&mut from)?);
             let pid = u32::try_from(pid).map_err(|_| invalid("a trace with a wrong process id"))?;
             Some((pid, taken))
         }
         MAGIC_1 => None,
-        _ => return Err(invalid("a trace of another version of trefoil: this one reads 1 and 2")),
+        _ => return Err(invalid("a trace of another version of trefoil: this one reads 1 to 3")),
     };
     let copied = get(&mut from)?;
     let count = get(&mut from)?;
@@ -80,7 +87,9 @@ pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
         Some((pid, taken)) => Some(Origin { pid, taken, program: get_text(&mut from)? }),
         None => None,
     };
-    Ok(Snapshot { record: RecordCopy { copied, since_end: 0, ps, outside }, texts, names, origin })
+    let wakes = Wakes::read(if &magic == MAGIC { get_wakes(&mut from)? } else { Vec::new() });
+    let record = RecordCopy { copied, since_end: 0, waker_samples: None, ps, outside };
+    Ok(Snapshot { record, texts, names, wakes, origin })
 }
 
 fn invalid(why: &str) -> io::Error {
@@ -105,6 +114,39 @@ fn get_ring(from: &mut impl Read) -> io::Result<RingCopy> {
     // Not allocated at once: the number may be wrong.
     let words = (0..count).map(|_| get(from).map(Word)).collect::<io::Result<_>>()?;
     Ok(RingCopy { first, from: since, words })
+}
+
+/// Each place is written once.
+fn put_wakes(to: &mut impl Write, wakes: &[PlacedWake]) -> io::Result<()> {
+    let mut numbers: HashMap<&str, u64> = HashMap::new();
+    for wake in wakes {
+        let next = numbers.len() as u64;
+        numbers.entry(&wake.place).or_insert(next);
+    }
+    put(to, numbers.len() as u64)?;
+    for (place, number) in &numbers {
+        put(to, *number)?;
+        put_text(to, place)?;
+    }
+    put(to, wakes.len() as u64)?;
+    for wake in wakes {
+        [wake.woken, wake.at, wake.waker, numbers[&*wake.place]]
+            .iter()
+            .try_for_each(|n| put(to, *n))?;
+    }
+    Ok(())
+}
+
+fn get_wakes(from: &mut impl Read) -> io::Result<Vec<PlacedWake>> {
+    let places: HashMap<u64, Arc<str>> =
+        get_texts(from)?.into_iter().map(|(number, place)| (number, place.into())).collect();
+    let mut wakes = Vec::new();
+    for _ in 0..get(from)? {
+        let (woken, at, waker) = (get(from)?, get(from)?, get(from)?);
+        let place = places.get(&get(from)?).ok_or_else(|| invalid("a trace without a place"))?;
+        wakes.push(PlacedWake { woken, at, waker, place: place.clone() });
+    }
+    Ok(wakes)
 }
 
 fn put_texts(to: &mut impl Write, texts: &HashMap<u64, Box<str>>) -> io::Result<()> {

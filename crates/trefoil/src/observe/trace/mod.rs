@@ -6,6 +6,7 @@
 //! | `decode.rs` | from words to events, each with the interval of time in which it happened |
 //! | `lives.rs` | from events to lives: when a goroutine ran, was runnable, waited, and who woke it |
 //! | `turns.rs` | who ran when, on which P |
+//! | `wakes.rs` | where in the program wakers were |
 //! | `why.rs` | a life in words |
 //! | `perfetto.rs` | all of it as a file for Perfetto |
 //! | `file.rs` | a snapshot as a file, to be read later or elsewhere |
@@ -18,11 +19,13 @@ mod file;
 mod lives;
 mod perfetto;
 mod turns;
+mod wakes;
 pub(crate) mod watches;
 mod why;
 
 pub(crate) use automatic::{record_from_start, write_after_panic, write_automatically};
 
+use super::profile::collector;
 use super::snapshot;
 use crate::sched::Sched;
 use crate::sched::record::{Kind, RecordCopy, Word};
@@ -37,6 +40,7 @@ use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
+use wakes::Wakes;
 use why::Explainer;
 
 /// What was recorded up to one moment. [`trace::snapshot`](crate::trace::snapshot) returns it.
@@ -59,6 +63,8 @@ pub struct Snapshot {
     texts: OnceLock<HashMap<u64, Box<str>>>,
     /// The names of goroutines and tasks that were alive, by id.
     names: HashMap<u64, Box<str>>,
+    /// Empty if it was read from a file of version 1 or 2.
+    wakes: Wakes,
     /// None if it was read from a file of version 1.
     origin: Option<Origin>,
 }
@@ -95,10 +101,23 @@ fn program_name() -> Box<str> {
 /// copy at `deadline`.
 pub(crate) fn snapshot(sched: &Sched, deadline: Nanos) -> Option<Snapshot> {
     let record = sched.copy_record(deadline)?;
+    let wakes = Wakes::of(record.waker_samples, deadline);
     let mut names = HashMap::new();
     snapshot::for_each_name(sched, |id, name| _ = names.insert(id, name.into()));
     let origin = Some(Origin::here(record.since_end));
-    Some(Snapshot { record, texts: OnceLock::new(), names, origin })
+    Some(Snapshot { record, texts: OnceLock::new(), names, wakes, origin })
+}
+
+/// Begins to record `sched`, in rings that together take at most `bytes`. Returns false if a
+/// recording is on.
+pub(crate) fn start_recording(sched: &Sched, bytes: usize, exact_clock: bool) -> bool {
+    let has_begun = sched.start_recording(bytes, exact_clock);
+    // The schedule of a simulation must not depend on the time that samples take.
+    if has_begun && sched.simulation.is_none() {
+        // Without the thread or the memory, the recording says less of wake-ups.
+        let _ = collector::begin_wakers(sched);
+    }
+    has_begun
 }
 
 /// Returns what the address in a word of this process stands for.
@@ -171,9 +190,14 @@ impl Snapshot {
         Trace::new(self).lives().get(&id).and_then(|life| why::blocked_in(life, nanos))
     }
 
-    /// Says in words what a goroutine or task did: when it ran, its longest wait, who woke it, and
-    /// behind whom it was queued; and in which call it was longest without a P. None if it does not
-    /// appear in the recording.
+    /// Says in words what a goroutine or task did: when it ran, its longest wait, who woke it and
+    /// where, and behind whom it was queued; and in which call it was longest without a P. None if it
+    /// does not appear in the recording.
+    ///
+    /// Where the waker was is known for most waits of more than a few milliseconds that a goroutine or
+    /// task of this runtime has ended: not for those of a simulation, nor if the program's code is
+    /// more than 8 KiB up the waker's stack, nor for each of many at once. In the long run it is known for one per
+    /// millisecond and P. The last 16,384 of the process are remembered.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -188,6 +212,7 @@ impl Snapshot {
     ///     let why = trace::snapshot().unwrap().why(id).unwrap();
     ///     assert!(why.starts_with(&format!("goroutine {id}")), "{why}");
     ///     // … 3.1 ms in sleep, woken by a timer
+    ///     // A goroutine that had ended the wait would be named, and the line at which it was.
     ///     recorder.stop();
     /// });
     /// ```

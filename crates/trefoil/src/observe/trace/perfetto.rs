@@ -210,10 +210,18 @@ impl Encoder<'_> {
             }
             What::Ready { id, by } => {
                 let flow = self.begin_flow(id);
-                begin(INSTANT, &format!("wake {}", self.title(id)))
+                let wake = begin(INSTANT, &format!("wake {}", self.title(id)))
                     .message(4, number("goroutine", id))
                     .message(4, text("by", &cause_text(by)))
-                    .fixed(47, flow)
+                    .fixed(47, flow);
+                let place = match by {
+                    Cause::Goroutine(by) => self.trace.snapshot.wakes.place(id, by, event.when),
+                    _ => None,
+                };
+                match place {
+                    Some(place) => wake.message(4, text("place", place)),
+                    None => wake,
+                }
             }
             What::Steal { victim } => {
                 begin(INSTANT, "steal").message(4, number("from P", victim.into()))

@@ -52,7 +52,7 @@ pub(super) fn why(explainer: &Explainer<'_>, id: u64) -> Option<String> {
     if longest.is_empty() {
         text += "it never waited\n";
     } else {
-        text += &explain(explainer, "longest wait", longest);
+        text += &explain(explainer, id, "longest wait", longest);
     }
     // Others may hide the call in which its thread was blocked.
     let is_without_p = |span: &&Span| matches!(span.state, State::WithoutP(_));
@@ -61,7 +61,7 @@ pub(super) fn why(explainer: &Explainer<'_>, id: u64) -> Option<String> {
         && !longest.iter().take(SPANS_MAX).any(|explained| std::ptr::eq(explained, span))
     {
         let title = "longest time without a P";
-        text += &explain(explainer, title, std::slice::from_ref(span));
+        text += &explain(explainer, id, title, std::slice::from_ref(span));
     }
     Some(text)
 }
@@ -155,7 +155,7 @@ fn sum<'a>(spans: impl Iterator<Item = &'a Span>) -> u64 {
     spans.fold(0, |sum, span| sum.saturating_add(span.duration().0))
 }
 
-fn explain(explainer: &Explainer<'_>, title: &str, wait: Wait<'_>) -> String {
+fn explain(explainer: &Explainer<'_>, id: u64, title: &str, wait: Wait<'_>) -> String {
     let Explainer { trace, lives, .. } = *explainer;
     let (first, last) = (&wait[0], &wait[wait.len() - 1]);
     let whole = Span { state: first.state, begin: first.begin, end: last.end };
@@ -169,9 +169,15 @@ fn explain(explainer: &Explainer<'_>, title: &str, wait: Wait<'_>) -> String {
     );
     for (i, span) in wait.iter().enumerate().take(SPANS_MAX) {
         let lasted = time(span.duration().0);
-        let woken = match wait.get(i + 1).map(|next| next.state) {
-            Some(State::Runnable(by)) if by != Cause::Unknown => {
-                format!(", woken by {}", cause(trace, lives, by))
+        let next = wait.get(i + 1);
+        let woken = match next.map(|next| (next.state, next.begin)) {
+            Some((State::Runnable(by), when)) if by != Cause::Unknown => {
+                let place = match by {
+                    Cause::Goroutine(by) => trace.snapshot.wakes.place(id, by, when),
+                    _ => None,
+                };
+                let at = place.map(|place| format!(" at {place}")).unwrap_or_default();
+                format!(", woken by {}{at}", cause(trace, lives, by))
             }
             Some(_) => String::new(),
             None if i + 1 == wait.len() && span.end.earliest == trace.snapshot.record.copied => {

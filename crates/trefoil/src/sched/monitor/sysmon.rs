@@ -336,8 +336,9 @@ impl<'a> Monitor<'a> {
                 (self.pause, self.rounds_without_block) = (MIN_PAUSE_NANOS, 0);
             }
         }
+        // Orphaned goroutines keep the runtime, and a test may leave thousands of runtimes.
+        sched.record.end_waker_samples();
         if let Some(simulation) = &sched.simulation {
-            // Orphaned goroutines keep the runtime, and a test may leave thousands of runtimes.
             sched.poller.close();
             simulation.uncount();
         }

@@ -2,11 +2,14 @@
 
 use super::ring::{MAX_WORDS_LOG, MIN_WORDS_LOG, Ring, RingCopy, RingSlot, Start, WORDS_PER_CLOCK};
 use crate::sched::Sched;
+use crate::sched::sample;
 use crate::sched::trigger::Incident;
 use crate::sys::clock::{NEVER, Nanos, now};
 use crate::sys::lock::{self, Lock};
+use std::io;
+use std::num::NonZeroU16;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long a thread sleeps before it tries again to take the [`Control`].
@@ -26,6 +29,11 @@ pub(crate) struct Record {
     ended: AtomicU64,
     /// sysmon's: when it made the last marks.
     pub(super) last_mark: AtomicU64,
+    /// The number under which wakers of the present or last recording are sampled; 0 if they are
+    /// not.
+    waker_samples: AtomicU16,
+    /// [`sample::end_wakers`] has to be called.
+    samples_wakers: AtomicBool,
 }
 
 impl Record {
@@ -37,7 +45,21 @@ impl Record {
             outside: RingSlot::new(),
             ended: AtomicU64::new(NEVER),
             last_mark: AtomicU64::new(0),
+            waker_samples: AtomicU16::new(0),
+            samples_wakers: AtomicBool::new(false),
         }
+    }
+
+    /// Samples no wakers any more.
+    pub(crate) fn end_waker_samples(&self) {
+        if self.samples_wakers.swap(false, Ordering::Relaxed) {
+            sample::end_wakers();
+        }
+    }
+
+    /// Returns the number under which wakers of the present or last recording are sampled.
+    pub(super) fn waker_samples(&self) -> Option<NonZeroU16> {
+        NonZeroU16::new(self.waker_samples.load(Ordering::Relaxed))
     }
 
     /// Returns whether events are recorded.
@@ -56,6 +78,7 @@ impl Record {
 
     /// Gives the rings back. No thread of the runtime is left.
     pub(crate) fn give_back(&self) {
+        self.end_waker_samples();
         self.outside.give_back();
     }
 }
@@ -123,6 +146,7 @@ impl Sched {
         if self.record.is_on() {
             return false;
         }
+        self.record.waker_samples.store(0, Ordering::Relaxed);
         let log = ring_log(bytes, self.ps_made() as usize + 1);
         self.record.bytes.store(bytes, Ordering::Relaxed);
         let words_per_clock = if exact_clock { 1 } else { WORDS_PER_CLOCK };
@@ -134,6 +158,21 @@ impl Sched {
         self.record.outside.begin(start);
         self.attach_rings();
         true
+    }
+
+    /// Samples the wakers that end long waits from now on, until the recording ends. Returns the
+    /// number of the samples, or None if nothing was changed: the runtime is stopping, or another
+    /// thread has ended the recording meanwhile, and may have begun another one.
+    pub(crate) fn sample_wakers(&self) -> io::Result<Option<NonZeroU16>> {
+        let _control = Control::take(&self.record);
+        let is_sampled = self.record.samples_wakers.load(Ordering::Relaxed);
+        if !self.record.is_on() || is_sampled || self.stopping.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let number = sample::begin_wakers()?;
+        self.record.waker_samples.store(number.get(), Ordering::Relaxed);
+        self.record.samples_wakers.store(true, Ordering::Relaxed);
+        Ok(Some(number))
     }
 
     /// Gives Ps that were made during a recording their rings. Does not wait, because the helper
@@ -186,6 +225,7 @@ impl Sched {
         let _control = Control::take(&self.record);
         self.all_ps().for_each(|p| p.ring.end());
         if self.record.is_on() {
+            self.record.end_waker_samples();
             self.record.outside.end();
             self.record.ended.store(now(), Ordering::Relaxed);
         }
@@ -207,6 +247,7 @@ impl Sched {
         Some(RecordCopy {
             copied: until.saturating_sub(began),
             since_end: now - until,
+            waker_samples: self.record.waker_samples(),
             ps,
             outside,
         })
@@ -226,6 +267,8 @@ pub(crate) struct RecordCopy {
     pub(crate) copied: u64,
     /// The nanoseconds from then until the copy was made.
     pub(crate) since_end: u64,
+    /// The number of the samples of wakers, if there are any in this process.
+    pub(crate) waker_samples: Option<NonZeroU16>,
     /// By the id of the P.
     pub(crate) ps: Vec<RingCopy>,
     /// By threads without a P.

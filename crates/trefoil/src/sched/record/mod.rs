@@ -13,6 +13,11 @@
 //! each event between which two times it happened. What ends or begins an idle time, and the end of
 //! a slice, has a clock.
 //!
+//! # Where a waker was
+//! An event says which goroutine woke another, but not where in the program: only unwinding tells
+//! that. So the waker of a goroutine that has waited for long takes a sample of its own stack
+//! (`sched/sample.rs`), if it has not taken many lately. It is unwound later.
+//!
 //! Invariants:
 //! 1. The ring of a P is written to by the thread that owns the P, inside the runtime; by the
 //!    preemption handler on that thread, while it is outside of the runtime; and under the
@@ -36,7 +41,8 @@ use crate::sched::Sched;
 use crate::sched::g::G;
 use crate::sched::m::Rt;
 use crate::sched::p::{P, PStatus};
-use crate::sched::runnable::{Runnable, Unpacked};
+use crate::sched::runnable::{RunHead, Runnable, Unpacked};
+use crate::sched::sample;
 use crate::sched::task::Task;
 use crate::sched::trigger::{Incident, Noticed};
 use crate::sys::clock::{Nanos, now};
@@ -48,6 +54,8 @@ use words::PAYLOAD;
 
 /// Memory of the rings together, unless the program says otherwise.
 pub(crate) const DEFAULT_BYTES: usize = 8 << 20;
+/// A wait is long from so many milliseconds on, by the coarse clock: its waker takes a sample.
+const LONG_WAIT_MS: u32 = 2;
 /// The time between two marks. They share a ring with the wake-ups by threads without a P.
 const MARK_INTERVAL_NANOS: Nanos = 1_000_000;
 
@@ -223,24 +231,54 @@ pub(crate) fn task_ended(rt: Rt) {
 
 /// What woke a goroutine or task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub(crate) enum WokenBy {
     /// What runs on this P, or the last [`Source`]; or this thread, if it has no P.
-    Here,
+    Here = 0,
     /// It was woken earlier, and the wake-up takes effect only now.
-    Unknown,
+    Unknown = 1,
 }
 
-/// The goroutine or task with this id was woken, on this P.
+/// The goroutine or task with this head and id was woken, on this P.
 #[inline(always)]
-pub(crate) fn woken(rt: Rt, id: impl FnOnce() -> u64, by: WokenBy) {
+pub(crate) fn woken(rt: Rt, head: &RunHead, id: impl FnOnce() -> u64, by: WokenBy) {
     if let Some(ring) = rt.p().ring.active() {
-        record_woken(ring, id(), by);
+        let id = id();
+        if by == WokenBy::Here && has_waited_long(rt, head) {
+            record_end_of_long_wait(rt, ring, id);
+        } else {
+            record_woken(ring, id, by);
+        }
     }
+}
+
+/// Both ends of the wait are read from the coarse clock, so the answer may be wrong for one of a few
+/// milliseconds.
+#[inline(always)]
+fn has_waited_long(rt: Rt, head: &RunHead) -> bool {
+    let coarse_ms = rt.sched().coarse_ms.load(Ordering::Relaxed);
+    Sched::millis_waited_at(coarse_ms, head) >= LONG_WAIT_MS
+}
+
+/// What runs here has woken a goroutine or task after a long wait: the waker takes a sample of its
+/// stack. The event and the sample have the same time, by which a reader joins them.
+#[cold]
+#[inline(never)]
+fn record_end_of_long_wait(rt: Rt, ring: &Ring, id: u64) {
+    let samples = rt.sched().record.waker_samples();
+    if let Some(samples) = samples.filter(|_| rt.m().current.get().is_some()) {
+        let now = now();
+        if ring.may_sample(now) {
+            sample::sample_waker(rt, samples, id, ring.since_began(now));
+            return ring.event_at(now, Kind::Ready, WokenBy::Here as u8, id);
+        }
+    }
+    record_woken(ring, id, WokenBy::Here);
 }
 
 #[inline(always)]
 fn record_woken(ring: &Ring, id: u64, by: WokenBy) {
-    ring.event(Kind::Ready, u8::from(by == WokenBy::Unknown), id);
+    ring.event(Kind::Ready, by as u8, id);
 }
 
 /// As [`woken`], on a thread without a P.
@@ -267,6 +305,9 @@ fn record_woken_outside(sched: &Sched, id: u64, by: WokenBy) {
 #[inline(always)]
 pub(crate) fn source(rt: Rt, source: Source, late: Nanos) {
     if let Some(ring) = rt.p().ring.active() {
+        // If all have slept until now, sysmon as well, the coarse clock is out of date, and what is
+        // woken here would take the waits that it ends for short ones.
+        rt.sched().refresh_coarse();
         ring.event_between_clocks(Kind::Source, source as u8, late.min(PAYLOAD));
         if source == Source::Timer && late >= rt.sched().triggers.limit(Incident::TimerLate) {
             rt.sched().notice(Incident::TimerLate, Noticed { id: 0, nanos: late });

@@ -30,6 +30,10 @@ pub(super) const WORDS_PER_CLOCK: u32 = 128;
 const WORDS_PER_LINE: usize = 8;
 /// A copy loads the memory so many bytes ahead: CPUs do not look beyond a page by themselves.
 const COPY_AHEAD: usize = 2048;
+/// In the long run, wakers that end long waits take one sample per so many nanoseconds, because
+/// unwinding it takes some microseconds. After a pause they take up to [`SAMPLES_AT_ONCE`].
+const NANOS_PER_SAMPLE: Nanos = 1_000_000;
+const SAMPLES_AT_ONCE: u64 = 64;
 /// Base-2 logarithms of the words of the smallest and of the largest ring.
 pub(super) const MIN_WORDS_LOG: u32 = 10;
 pub(super) const MAX_WORDS_LOG: u32 = 30;
@@ -66,6 +70,8 @@ pub(crate) struct Ring {
     last_place: AtomicU64,
     /// How many words had been written when the recording began.
     from: AtomicU64,
+    /// The writer's: no waker takes a sample before this time.
+    next_sample: AtomicU64,
     /// A smaller ring of the same P from an earlier recording.
     older: AtomicPtr<Ring>,
     /// Its place in [`UNUSED`].
@@ -105,6 +111,7 @@ impl Ring {
             last_m: AtomicU32::new(0),
             last_place: AtomicU64::new(0),
             from: AtomicU64::new(0),
+            next_sample: AtomicU64::new(0),
             older: AtomicPtr::new(null_mut()),
             free_link: FreeLink::new(),
         })
@@ -117,6 +124,7 @@ impl Ring {
         self.began.store(now, Ordering::Relaxed);
         self.last_m.store(0, Ordering::Relaxed);
         self.last_place.store(0, Ordering::Relaxed);
+        self.next_sample.store(0, Ordering::Relaxed);
         self.clock_at.store(0, Ordering::Relaxed);
         self.rare_at.store(0, Ordering::Relaxed);
         self.from.store(self.written.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -194,18 +202,11 @@ impl Ring {
         }
     }
 
-    /// Writer: appends an event of a fast path, after a clock if one is due. Keeps the table of
-    /// runnable goroutines, if there is one.
+    /// Writer: appends an event of a fast path, after a clock if one is due.
     #[cold]
     #[inline(never)]
     fn rare_event(&self, word: Word) {
-        if let Some(table) = self.runnable() {
-            match word.kind() {
-                Kind::Create | Kind::Ready => table.begin(word.payload()),
-                Kind::Switch if word.payload() != 0 => table.end(word.payload()),
-                _ => (),
-            }
-        }
+        self.keep_table(word);
         self.clock_if_due();
         self.push(word);
         if self.runnable().is_none() {
@@ -215,6 +216,25 @@ impl Ring {
             fence(Ordering::SeqCst);
             if self.runnable().is_some() {
                 self.rare_at.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Writer: as [`event`](Ring::event), for one that happened at `now`.
+    pub(super) fn event_at(&self, now: Nanos, kind: Kind, detail: u8, id: u64) {
+        let word = Word::with_id(kind, detail, id);
+        self.keep_table(word);
+        self.clock(now);
+        self.push(word);
+    }
+
+    /// Writer: keeps the table of runnable goroutines, if there is one.
+    fn keep_table(&self, word: Word) {
+        if let Some(table) = self.runnable() {
+            match word.kind() {
+                Kind::Create | Kind::Ready => table.begin(word.payload()),
+                Kind::Switch if word.payload() != 0 => table.end(word.payload()),
+                _ => (),
             }
         }
     }
@@ -285,11 +305,27 @@ impl Ring {
 
     /// Writer: appends the time `now`.
     pub(super) fn clock(&self, now: Nanos) {
-        self.push(Word::clock(now.saturating_sub(self.began.load(Ordering::Relaxed))));
+        self.push(Word::clock(self.since_began(now)));
         let words = u64::from(self.words_per_clock.load(Ordering::Relaxed));
         self.clock_at.store(self.written.load(Ordering::Relaxed) + words, Ordering::Relaxed);
         // A reader that starts in the middle of the ring finds a `Place` soon after a clock.
         self.last_place.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns the time from the beginning of the recording to `now`.
+    pub(super) fn since_began(&self, now: Nanos) -> Nanos {
+        now.saturating_sub(self.began.load(Ordering::Relaxed))
+    }
+
+    /// Writer: returns whether a waker may take a sample now. It does so then.
+    pub(super) fn may_sample(&self, now: Nanos) -> bool {
+        let next = self.next_sample.load(Ordering::Relaxed);
+        let next = next.max(now.saturating_sub(SAMPLES_AT_ONCE * NANOS_PER_SAMPLE));
+        if next > now {
+            return false;
+        }
+        self.next_sample.store(next + NANOS_PER_SAMPLE, Ordering::Relaxed);
+        true
     }
 
     /// Copies what the present recording has written, while the writer goes on.
@@ -422,6 +458,18 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn samples_are_rare_in_the_long_run_and_many_at_once() {
+        let ring = Ring::take(MIN_WORDS_LOG);
+        let now = 10 * SAMPLES_AT_ONCE * NANOS_PER_SAMPLE;
+        let sampled = |now| (0..1_000).filter(|_| ring.may_sample(now)).count() as u64;
+        assert_eq!(sampled(now), SAMPLES_AT_ONCE + 1);
+        assert_eq!(sampled(now + NANOS_PER_SAMPLE - 1), 0);
+        assert_eq!(sampled(now + NANOS_PER_SAMPLE), 1);
+        assert_eq!(sampled(now + 4 * NANOS_PER_SAMPLE), 3);
+        assert_eq!(sampled(2 * now), SAMPLES_AT_ONCE + 1);
+    }
 
     /// Copies a ring while its writer overwrites it all the time. Each word is its own number, so
     /// that a word that is torn, too old or too new is seen.

@@ -264,7 +264,7 @@ fn poll(g: &G, task: &'static Task) -> Rt {
     // others.
     if yields || task.state.end_poll() {
         if !yields {
-            record::woken(rt, || task.id(), WokenBy::Unknown);
+            record::woken(rt, &task.head, || task.id(), WokenBy::Unknown);
         }
         task.head.woken.set(false);
         rt.p().push_back(sched, task);

@@ -131,7 +131,7 @@ fn enqueue(here: Option<Rt>, task: &'static Task) {
     task.head.woken.set(true);
     match here {
         Some(rt) if std::ptr::eq(rt.sched(), task.sched.get()) => {
-            record::woken(rt, || task.id(), record::WokenBy::Here);
+            record::woken(rt, &task.head, || task.id(), record::WokenBy::Here);
             switch::push_woken(rt, task.into());
         }
         _ => {
