@@ -251,6 +251,11 @@ impl ServerBuilder {
     fn tcp_addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let expected = "expected unix, or an address with a port such as 127.0.0.1:6060";
+        // In Go an address without a host means all interfaces. Here the user must name them.
+        let port = self.address.strip_prefix(':').unwrap_or(&self.address);
+        if let Ok(port) = port.parse::<u16>() {
+            return Err(invalid(format!("the address has no host: write 127.0.0.1:{port}")));
+        }
         let found = self.address.to_socket_addrs().map_err(|e| match e.kind() {
             io::ErrorKind::InvalidInput => invalid(expected.to_owned()),
             // The name server may know the name at another time.

@@ -258,6 +258,12 @@ fn a_wrong_value_is_an_error() {
         assert_eq!(code, Some(101), "{err}");
         assert!(err.contains(&format!("TREFOIL_OBSERVE={value}: ")), "{err}");
     }
+    for value in [":6060", "6060"] {
+        let (code, _, err) = end(child("return", Some(value)));
+        assert_eq!(code, Some(101), "{err}");
+        let refusal = "the address has no host: write 127.0.0.1:6060";
+        assert!(err.contains(&format!("TREFOIL_OBSERVE={value}: {refusal}")), "{err}");
+    }
 }
 
 fn a_token_that_is_not_utf8_is_an_error() {

@@ -55,6 +55,8 @@ fn an_open_address_needs_a_token() {
     assert!(refused("[::]:0").contains("TREFOIL_OBSERVE_TOKEN"));
     assert!(refused("127.0.0.1").contains("expected"));
     assert!(refused("").contains("expected"));
+    assert!(refused(":").contains("expected"));
+    assert!(refused(":65536").contains("expected"));
     assert!(refused("[::ffff:8.8.8.8]:0").contains("TREFOIL_OBSERVE_TOKEN"));
     let empty = Server::builder().address("127.0.0.1:0").token("").start();
     assert_eq!(empty.unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -67,6 +69,19 @@ fn an_open_address_needs_a_token() {
         assert_eq!(status_with(address, with), 200);
         server.stop();
     });
+}
+
+/// In Go `:6060` means all interfaces. Here it is refused, also with a token.
+#[test]
+fn a_port_without_a_host_is_refused_with_a_proposal() {
+    let _alone = alone();
+    for address in [":6060", "6060"] {
+        for builder in [Server::builder(), Server::builder().token("abc")] {
+            let error = builder.address(address).start().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{address}: {error}");
+            assert!(error.to_string().contains("write 127.0.0.1:6060"), "{address}: {error}");
+        }
+    }
 }
 
 #[test]
