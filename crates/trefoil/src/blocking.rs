@@ -1,9 +1,9 @@
 //! Functions about the OS thread that runs a goroutine: `blocking`, `lock_os_thread`, `no_preempt`.
 
+use crate::sched::g::{G, NoPreemptGuard};
 use crate::sched::{Rt, calls, current_g, goroutine::locked};
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Runs `f`, which blocks its thread for long, without a P.
 ///
@@ -132,12 +132,7 @@ impl fmt::Debug for ThreadLock {
 /// ```
 #[must_use = "preemption is allowed again when the guard is dropped"]
 pub fn no_preempt() -> NoPreempt {
-    if let Some(g) = current_g() {
-        g.no_preempt.set(g.no_preempt.get() + 1);
-        // The handler of the preemption signal reads it, so it is stored before what follows.
-        compiler_fence(Ordering::SeqCst);
-    }
-    NoPreempt { not_send: PhantomData }
+    NoPreempt { guard: current_g().map(G::no_preempt_guard) }
 }
 
 /// Keeps a goroutine from being preempted; made by [`no_preempt`].
@@ -158,21 +153,20 @@ pub fn no_preempt() -> NoPreempt {
 /// });
 /// ```
 pub struct NoPreempt {
-    /// Keeps the guard on the goroutine that made it.
-    not_send: PhantomData<*const ()>,
+    /// None on a plain thread.
+    guard: Option<NoPreemptGuard<'static>>,
 }
 
 impl Drop for NoPreempt {
     fn drop(&mut self) {
-        if let Some(g) = current_g() {
-            compiler_fence(Ordering::SeqCst);
-            g.no_preempt.set(g.no_preempt.get() - 1);
-            if g.no_preempt.get() == 0
-                && let Some(rt) = Rt::enter()
-            {
-                // Yields if the time slice expired under the guard.
-                rt.leave();
-            }
+        let Some(guard) = self.guard.take() else { return };
+        let g = guard.g();
+        drop(guard);
+        if g.no_preempt.get() == 0
+            && let Some(rt) = Rt::enter()
+        {
+            // Yields if the time slice expired under the guard.
+            rt.leave();
         }
     }
 }

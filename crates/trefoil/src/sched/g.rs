@@ -29,10 +29,13 @@ use crate::sys::lock::Lock;
 use crate::sys::syscalls;
 use std::cell::{Cell, UnsafeCell};
 use std::io;
+use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
-use std::panic::Location;
+use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::ptr::{NonNull, null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence,
+};
 
 /// Bytes of a closure or result that are stored in the G itself; a larger one is boxed.
 pub(crate) const INLINE_BYTES: usize = 64;
@@ -64,7 +67,7 @@ pub(crate) struct G {
     /// It was stopped by a signal, at any instruction, and may hold locks that the whole process
     /// needs (`shutdown.rs`).
     pub(crate) stopped_by_signal: Cell<bool>,
-    /// How many `no_preempt` guards are alive. The preemption handler reads it, on the goroutine's
+    /// How many [`NoPreemptGuard`]s are alive. The preemption handler reads it, on the goroutine's
     /// thread.
     pub(crate) no_preempt: Cell<u16>,
     pub(crate) stack: Cell<Option<Stack>>,
@@ -240,6 +243,16 @@ impl G {
         }
     }
 
+    /// On the running goroutine: keeps it from being preempted until the guard is dropped.
+    #[inline]
+    #[must_use = "preemption is allowed again when the guard is dropped"]
+    pub(crate) fn no_preempt_guard(&self) -> NoPreemptGuard<'_> {
+        self.no_preempt.set(self.no_preempt.get() + 1);
+        // The handler of the preemption signal reads it, so it is stored before what follows.
+        compiler_fence(Ordering::SeqCst);
+        NoPreemptGuard { g: self, not_send: PhantomData }
+    }
+
     /// On the thread that runs the goroutine: returns whether the address is on its stack.
     pub(crate) fn has_on_stack(&self, address: usize) -> bool {
         // SAFETY: the running goroutine owns its cells, and only this thread, which runs it,
@@ -251,6 +264,36 @@ impl G {
         })
     }
 }
+
+/// Keeps a goroutine from being preempted; made by [`G::no_preempt_guard`].
+///
+/// Guards nest. The drop of the last one does not yield, even if the time slice has expired.
+pub(crate) struct NoPreemptGuard<'a> {
+    g: &'a G,
+    /// Keeps the guard on the goroutine that made it, which alone may touch the count.
+    not_send: PhantomData<*const ()>,
+}
+
+impl<'a> NoPreemptGuard<'a> {
+    /// Returns the goroutine that made it.
+    pub(crate) fn g(&self) -> &'a G {
+        self.g
+    }
+}
+
+impl Drop for NoPreemptGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // What precedes it stays before the store.
+        compiler_fence(Ordering::SeqCst);
+        self.g.no_preempt.set(self.g.no_preempt.get() - 1);
+    }
+}
+
+// The cells of the G do not matter: a panic cannot leave the count wrong, because unwinding drops
+// the guard.
+impl UnwindSafe for NoPreemptGuard<'_> {}
+impl RefUnwindSafe for NoPreemptGuard<'_> {}
 
 /// What a dump reads of a goroutine that it does not own. The results may be out of date.
 impl G {

@@ -30,7 +30,7 @@ use crate::sched::own_context::on_thread;
 use libc::pthread_t;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 /// What a new thread was to call, and its argument.
@@ -83,14 +83,11 @@ fn catch_start(name: &str) -> Option<Start> {
 }
 
 fn run_start(g: &G, (start, argument): Start) {
-    // The handler of the preemption signal reads it (invariant 2).
-    g.no_preempt.set(g.no_preempt.get() + 1);
-    compiler_fence(Ordering::SeqCst);
+    // Invariant 2.
+    let _not_preempted = g.no_preempt_guard();
     STATE.set(State::Adopting);
     start(argument);
     STATE.set(State::Idle);
-    compiler_fence(Ordering::SeqCst);
-    g.no_preempt.set(g.no_preempt.get() - 1);
 }
 
 /// Returns whether the caller is inside [`adopt`].

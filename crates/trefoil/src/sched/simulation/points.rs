@@ -8,7 +8,7 @@
 use super::{Phase, Simulation, here};
 use crate::arch;
 use crate::mem::on_own_stack;
-use crate::sched::g::G;
+use crate::sched::g::{G, NoPreemptGuard};
 use crate::sched::m::Rt;
 use crate::sched::{current_g, switch};
 use crate::sys::clock;
@@ -45,25 +45,16 @@ fn point_slow() {
 /// Until it is dropped, the running goroutine is not preempted at calls. Use it around code whose
 /// number of calls depends on earlier runs, for example on what `interpose/fds.rs` knows about a
 /// descriptor.
-pub(crate) struct Undecided(Option<&'static G>);
+pub(crate) struct Undecided {
+    #[expect(dead_code, reason = "dropped at the end")]
+    guard: Option<NoPreemptGuard<'static>>,
+}
 
 impl Undecided {
     #[inline]
     pub(crate) fn begin() -> Undecided {
         let g = if clock::has_simulations() { current_g() } else { None };
-        if let Some(g) = g {
-            g.no_preempt.set(g.no_preempt.get() + 1);
-        }
-        Undecided(g)
-    }
-}
-
-impl Drop for Undecided {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(g) = self.0 {
-            g.no_preempt.set(g.no_preempt.get() - 1);
-        }
+        Undecided { guard: g.map(G::no_preempt_guard) }
     }
 }
 
