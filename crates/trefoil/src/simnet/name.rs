@@ -85,6 +85,7 @@ impl Name {
         {
             return None;
         }
+        #[allow(clippy::unnecessary_cast, reason = "c_char is u8 on aarch64")]
         let bytes: [u8; NAME_BYTES] = std::array::from_fn(|i| raw.sun_path[i] as u8);
         Name::decode_abstract(&bytes[1..])
     }

@@ -140,6 +140,7 @@ impl Received {
     pub fn sender(&self) -> io::Result<SocketAddr> {
         let Some((raw, len)) = &self.sender else { return unnamed_addr() };
         let len = len.saturating_sub(offset_of!(libc::sockaddr_un, sun_path));
+        #[allow(clippy::unnecessary_cast, reason = "c_char is u8 on aarch64")]
         let path = &raw.sun_path.map(|c| c as u8)[..len.min(raw.sun_path.len())];
         match path {
             [] => unnamed_addr(),
