@@ -33,7 +33,8 @@
 //! | [`DoneFuture`] | what [`Context::done_async`] returns, for async code |
 //!
 //! [`ErrGroup::with_context`](crate::sync::ErrGroup::with_context) cancels a context when the first
-//! goroutine of a group fails.
+//! goroutine of a group fails, and
+//! [`with_context_cause`](crate::sync::ErrGroup::with_context_cause) says why.
 
 // # Implementation
 // A context is a node in two trees: one for cancellation (`node.rs`), one for values (`values.rs`).
@@ -385,8 +386,10 @@ impl Context {
     /// Returns the cause with which the context was cancelled, or `None` while it is not done.
     ///
     /// It is the cause that [`CancelCause::cancel`], [`with_deadline_cause`] or
-    /// [`with_timeout_cause`] was given for this context or for the context above through which it
-    /// was cancelled. Without a cause it is the error that [`err`](Context::err) returns.
+    /// [`with_timeout_cause`] was given, or that
+    /// [`ErrGroup::with_context_cause`](crate::sync::ErrGroup::with_context_cause) made, for this
+    /// context or for the context above through which it was cancelled. Without a cause it is the
+    /// error that [`err`](Context::err) returns.
     ///
     /// [`with_deadline_cause`]: Context::with_deadline_cause
     /// [`with_timeout_cause`]: Context::with_timeout_cause

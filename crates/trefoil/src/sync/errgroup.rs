@@ -7,8 +7,9 @@
 use super::mutex::Mutex;
 use super::semaphore::{OwnedSemaphorePermit, Semaphore};
 use super::waitgroup::{DoneGuard, WaitGroup};
-use crate::context::{Cancel, Context};
+use crate::context::{Cancel, CancelCause, Context, ContextError};
 use crate::goroutine::go;
+use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
@@ -57,8 +58,22 @@ struct GroupState<E> {
     limit: Mutex<Option<Arc<Semaphore>>>,
     /// The first failure of a goroutine.
     first: Mutex<Option<Failure<E>>>,
-    cancel: Option<Cancel>,
+    context: GroupContext<E>,
 }
+
+/// The context that a group cancels.
+enum GroupContext<E> {
+    None,
+    WithCancel(Cancel),
+    WithCause {
+        cancel: CancelCause,
+        /// Makes the cause of the first error. None after its only call, and when a `wait` has
+        /// cancelled the context.
+        make_cause: Mutex<Option<MakeCause<E>>>,
+    },
+}
+
+type MakeCause<E> = Box<dyn FnOnce(&E) -> Box<dyn Error + Send + Sync> + Send>;
 
 enum Failure<E> {
     Error(E),
@@ -68,7 +83,7 @@ enum Failure<E> {
 impl<E: Send + 'static> ErrGroup<E> {
     /// Creates a group without goroutines and without a limit.
     pub fn new() -> ErrGroup<E> {
-        ErrGroup::make(None)
+        ErrGroup::make(GroupContext::None)
     }
 
     /// Creates a group, and a context below `ctx` for its goroutines.
@@ -92,15 +107,57 @@ impl<E: Send + 'static> ErrGroup<E> {
     /// ```
     pub fn with_context(ctx: &Context) -> (ErrGroup<E>, Context) {
         let (ctx, cancel) = ctx.with_cancel();
-        (ErrGroup::make(Some(cancel)), ctx)
+        (ErrGroup::make(GroupContext::WithCancel(cancel)), ctx)
     }
 
-    fn make(cancel: Option<Cancel>) -> ErrGroup<E> {
+    /// As [`with_context`](ErrGroup::with_context), and the first error is the cause of the
+    /// context's end: `f` makes the cause of it, an error or a text.
+    ///
+    /// [`Context::cause`] returns the cause, for the new context and the contexts below it. If the
+    /// first failure was a panic, or if no goroutine failed, there is no error, so `f` is not called
+    /// and the cause is [`ContextError::Canceled`].
+    ///
+    /// The goroutine that failed calls `f`, at most once, and cancels the context when `f` returns.
+    /// If the group is used again after a [`wait`](ErrGroup::wait), `f` is not called: the context
+    /// has been cancelled. A panic in `f` counts as a panic of the goroutine.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::io;
+    /// use trefoil::context::Context;
+    /// use trefoil::sync::ErrGroup;
+    /// trefoil::run(|| {
+    ///     let cause = |e: &io::Error| format!("a worker failed: {e}");
+    ///     let (group, ctx) = ErrGroup::with_context_cause(&Context::background(), cause);
+    ///     group.go(|| Err(io::Error::other("disk full")));
+    ///     group.go(move || {
+    ///         let _ = ctx.done().recv(); // returns when the other goroutine has failed
+    ///         assert_eq!(ctx.cause().unwrap().to_string(), "a worker failed: disk full");
+    ///         Ok(())
+    ///     });
+    ///     assert_eq!(group.wait().unwrap_err().to_string(), "disk full");
+    /// });
+    /// ```
+    ///
+    /// An error that is `Clone` may be the cause itself: `ErrGroup::with_context_cause(&ctx,
+    /// MyError::clone)`.
+    pub fn with_context_cause<F, C>(ctx: &Context, f: F) -> (ErrGroup<E>, Context)
+    where
+        F: FnOnce(&E) -> C + Send + 'static,
+        C: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let (ctx, cancel) = ctx.with_cancel_cause();
+        let make_cause: MakeCause<E> = Box::new(move |error| f(error).into());
+        let make_cause = Mutex::new(Some(make_cause));
+        (ErrGroup::make(GroupContext::WithCause { cancel, make_cause }), ctx)
+    }
+
+    fn make(context: GroupContext<E>) -> ErrGroup<E> {
         let state = GroupState {
             running: WaitGroup::new(),
             limit: Mutex::new(None),
             first: Mutex::new(None),
-            cancel,
+            context,
         };
         ErrGroup { state: Arc::new(state) }
     }
@@ -196,7 +253,8 @@ impl<E: Send + 'static> ErrGroup<E> {
 
     /// Waits until all goroutines of the group have ended. After that the group may be used again.
     ///
-    /// A group of [`with_context`](ErrGroup::with_context) cancels its context before this returns.
+    /// A group of [`with_context`](ErrGroup::with_context) or
+    /// [`with_context_cause`](ErrGroup::with_context_cause) cancels its context before this returns.
     /// The context stays cancelled if the group is used again.
     ///
     /// # Errors
@@ -208,7 +266,8 @@ impl<E: Send + 'static> ErrGroup<E> {
     ///
     /// # Cancel
     /// The wait ends only with the goroutines. Cancel the context that was given to
-    /// [`with_context`](ErrGroup::with_context) to tell them to end.
+    /// [`with_context`](ErrGroup::with_context) or
+    /// [`with_context_cause`](ErrGroup::with_context_cause) to tell them to end.
     ///
     /// # Examples
     /// ```
@@ -224,7 +283,7 @@ impl<E: Send + 'static> ErrGroup<E> {
     #[track_caller]
     pub fn wait(&self) -> Result<(), E> {
         self.state.running.wait();
-        self.state.cancel();
+        self.state.context.cancel();
         let first = self.state.first.lock().take();
         match first {
             None => Ok(()),
@@ -234,11 +293,54 @@ impl<E: Send + 'static> ErrGroup<E> {
     }
 }
 
-impl<E> GroupState<E> {
+impl<E> GroupContext<E> {
+    /// Cancels the context without a cause.
     fn cancel(&self) {
-        if let Some(cancel) = &self.cancel {
-            cancel.cancel();
+        match self {
+            GroupContext::None => {}
+            GroupContext::WithCancel(cancel) => cancel.cancel(),
+            GroupContext::WithCause { cancel, make_cause } => {
+                cancel.cancel(ContextError::Canceled);
+                let unused = make_cause.lock().take();
+                // The user's `drop` runs without the lock.
+                drop(unused);
+            }
         }
+    }
+
+    /// Cancels the context because of the first error, also if the user's function panics.
+    fn cancel_for(&self, error: &E) {
+        let _cancel_anyway = CancelAtDrop(self);
+        if let GroupContext::WithCause { cancel, make_cause } = self {
+            // The user's function runs without the lock.
+            let make_cause = make_cause.lock().take();
+            if let Some(make_cause) = make_cause {
+                cancel.cancel(make_cause(error));
+            }
+        }
+    }
+}
+
+/// Cancels the context without a cause, unless it is done already.
+struct CancelAtDrop<'a, E>(&'a GroupContext<E>);
+
+impl<E> Drop for CancelAtDrop<'_, E> {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl<E> GroupState<E> {
+    /// A goroutine failed: returns whether it is the first. Then its failure is a panic, until it
+    /// stores its error: the user's function may panic meanwhile. No `wait` returns before the
+    /// goroutine has ended.
+    fn claim_first(&self) -> bool {
+        let mut first = self.first.lock();
+        let is_first = first.is_none();
+        if is_first {
+            *first = Some(Failure::Panic);
+        }
+        is_first
     }
 }
 
@@ -255,21 +357,17 @@ struct GroupMember<E> {
 
 impl<E> Drop for GroupMember<E> {
     fn drop(&mut self) {
-        let failure = match self.result.take() {
+        let error = match self.result.take() {
             Some(Ok(())) => return,
-            Some(Err(e)) => Failure::Error(e),
-            None => Failure::Panic,
+            Some(Err(e)) => Some(e),
+            None => None,
         };
-        let mut first = self.group.first.lock();
-        if first.is_none() {
-            *first = Some(failure);
-            drop(first);
-            self.group.cancel();
-        } else {
-            // The user's `drop` runs without the lock.
-            drop(first);
-            drop(failure);
+        if !self.group.claim_first() {
+            return;
         }
+        let Some(error) = error else { return self.group.context.cancel() };
+        self.group.context.cancel_for(&error);
+        *self.group.first.lock() = Some(Failure::Error(error));
     }
 }
 

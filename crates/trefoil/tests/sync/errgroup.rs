@@ -2,9 +2,12 @@
 
 use super::common::{MS, watchdog};
 use super::{on_every, panic_text};
+use std::error::Error;
+use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+use trefoil::chan::bounded;
 use trefoil::context::{Context, ContextError};
 use trefoil::sync::{ErrGroup, Semaphore};
 use trefoil::time::sleep;
@@ -110,5 +113,159 @@ fn the_first_error_and_the_end_of_wait_cancel_the_groups_context() {
         assert_eq!(ctx.err(), None);
         assert_eq!(group.wait(), Ok(()));
         assert_eq!(ctx.err(), Some(ContextError::Canceled));
+    });
+}
+
+/// An error of a group, which is also a cause.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Failed(u32);
+
+impl Display for Failed {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "number {} failed", self.0)
+    }
+}
+
+impl Error for Failed {}
+
+/// Returns the group's error that is the cause of the context's end; None if it has no such cause.
+fn failed(ctx: &Context) -> Option<Failed> {
+    let cause = ctx.cause().expect("the context is done");
+    assert_eq!(ctx.err(), Some(ContextError::Canceled));
+    let failed = cause.downcast_ref::<Failed>().cloned();
+    if failed.is_none() {
+        assert_eq!(cause.downcast_ref(), Some(&ContextError::Canceled));
+    }
+    failed
+}
+
+#[test]
+fn the_first_error_is_the_cause_of_the_groups_context_and_those_below() {
+    let _w = watchdog();
+    on_every(|| {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let clone = move |e: &Failed| {
+            counted.fetch_add(1, SeqCst);
+            e.clone()
+        };
+        let root = Context::background();
+        let (group, ctx) = ErrGroup::with_context_cause(&root, clone);
+        let (below, _cancel) = ctx.with_cancel();
+        let beside = below.without_cancel();
+        for i in 0..4 {
+            let below = below.clone();
+            group.go(move || {
+                if i != 2 {
+                    assert!(below.done().recv().is_err());
+                    assert_eq!(failed(&below), Some(Failed(2)));
+                }
+                Err(Failed(i))
+            });
+        }
+        assert_eq!(group.wait(), Err(Failed(2)));
+        assert_eq!(failed(&ctx), Some(Failed(2)));
+        assert!(root.cause().is_none() && beside.cause().is_none());
+        // The first cause stays when the group is used again.
+        group.go(|| Err(Failed(7)));
+        assert_eq!(group.wait(), Err(Failed(7)));
+        assert_eq!(failed(&ctx), Some(Failed(2)));
+        assert_eq!(calls.load(SeqCst), 1);
+    });
+}
+
+#[test]
+fn goroutines_that_fail_at_the_same_time_have_one_cause() {
+    let _w = watchdog();
+    on_every(|| {
+        for _ in 0..50 {
+            let (group, ctx) = ErrGroup::with_context_cause(&Context::background(), Failed::clone);
+            for i in 0..8 {
+                group.go(move || Err(Failed(i)));
+            }
+            let first = group.wait().err();
+            assert!(first.is_some());
+            assert_eq!(failed(&ctx), first);
+        }
+    });
+}
+
+#[test]
+fn without_an_error_the_groups_context_has_no_cause() {
+    let _w = watchdog();
+    on_every(|| {
+        let never = |_: &Failed| -> Failed { unreachable!() };
+        // No failure, also if the group is used again.
+        let (group, ctx) = ErrGroup::with_context_cause(&Context::background(), never);
+        group.go(|| Ok(()));
+        assert_eq!(ctx.err(), None);
+        assert_eq!(group.wait(), Ok(()));
+        assert_eq!(failed(&ctx), None);
+        group.go(|| Err(Failed(1)));
+        assert_eq!(group.wait(), Err(Failed(1)));
+        assert_eq!(failed(&ctx), None);
+
+        // A panic is the first failure.
+        let (group, ctx) = ErrGroup::with_context_cause(&Context::background(), never);
+        let done = ctx.clone();
+        group.go(|| panic!("on purpose"));
+        group.go(move || {
+            assert!(done.done().recv().is_err());
+            Err(Failed(1))
+        });
+        let text = panic_text(|| assert!(group.wait().is_ok()));
+        assert!(text.contains("a goroutine of the group panicked"), "{text}");
+        assert_eq!(failed(&ctx), None);
+
+        // The context above has a cause already.
+        let (above, cancel) = Context::background().with_cancel_cause();
+        let (group, ctx) = ErrGroup::with_context_cause(&above, Failed::clone);
+        cancel.cancel("closed");
+        group.go(|| Err(Failed(1)));
+        assert_eq!(group.wait(), Err(Failed(1)));
+        assert_eq!(ctx.cause().unwrap().to_string(), "closed");
+    });
+}
+
+#[test]
+fn a_panic_while_the_cause_is_made_is_a_panic_of_the_goroutine() {
+    let _w = watchdog();
+    on_every(|| {
+        let broken = |e: &Failed| -> Failed { panic!("on purpose: {e}") };
+        let (group, ctx) = ErrGroup::with_context_cause(&Context::background(), broken);
+        let done = ctx.clone();
+        group.go(|| Err(Failed(1)));
+        group.go(move || {
+            assert!(done.done().recv().is_err(), "it is cancelled all the same");
+            Err(Failed(2))
+        });
+        let text = panic_text(|| assert!(group.wait().is_ok()));
+        assert!(text.contains("a goroutine of the group panicked"), "{text}");
+        assert_eq!(failed(&ctx), None);
+        assert_eq!(group.wait(), Ok(()));
+    });
+}
+
+#[test]
+fn the_cause_may_be_made_by_code_that_uses_the_group() {
+    let _w = watchdog();
+    on_every(|| {
+        // No lock of the group is held while the function runs.
+        let (tx, rx) = bounded(1);
+        let cause = move |e: &Failed| {
+            let group: ErrGroup<Failed> = rx.recv().unwrap();
+            let (started, has_failed) = bounded(0);
+            group.go(move || {
+                started.send(()).unwrap();
+                Err(Failed(2))
+            });
+            has_failed.recv().unwrap();
+            e.clone()
+        };
+        let (group, ctx) = ErrGroup::with_context_cause(&Context::background(), cause);
+        tx.send(group.clone()).unwrap();
+        group.go(|| Err(Failed(1)));
+        assert_eq!(group.wait(), Err(Failed(1)));
+        assert_eq!(failed(&ctx), Some(Failed(1)));
     });
 }
