@@ -216,6 +216,35 @@ fn a_server_that_does_not_answer_is_no_obstacle() {
     assert!(out.contains("read from outside (/") && out.contains("goroutines 1,235"), "{out}");
 }
 
+/// Its server cannot answer, so it is not asked.
+#[test]
+fn a_process_that_is_stopped_is_shown_at_once() {
+    let watched = Watched::start();
+    if once(&watched.pid()).is_none() {
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("trefoil-top-stopped-{}", std::process::id()));
+    let folder = dir.join("trefoil");
+    std::fs::create_dir_all(&folder).unwrap();
+    // It accepts connections, and never answers.
+    let listener = UnixListener::bind(folder.join(format!("{}.sock", watched.pid()))).unwrap();
+    // SAFETY: stops the process that this test has started; SIGKILL ends it all the same.
+    unsafe { libc::kill(watched.0.id() as i32, libc::SIGSTOP) };
+    let stat = format!("/proc/{}/stat", watched.pid());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut command = trefoil();
+    command.args(["top", "--once", &watched.pid()]).env("XDG_RUNTIME_DIR", &dir);
+    let output = command.output().unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(out.contains("(it is stopped)") && out.contains("goroutines 1,235"), "{out}");
+    listener.set_nonblocking(true).unwrap();
+    assert!(listener.accept().is_err(), "its server was asked");
+}
+
 /// Without the feature `screen`, a terminal gets one page and the name of the feature.
 #[cfg(not(feature = "screen"))]
 #[test]

@@ -29,14 +29,14 @@
 //!         rx.recv().unwrap();
 //!         trefoil::id()
 //!     });
-//!     trefoil::time::sleep(Duration::from_millis(2));
+//!     trefoil::time::sleep(Duration::from_millis(5));
 //!     tx.send(()).unwrap();
 //!     let id = receiver.join().unwrap();
-//!     // goroutine 2 (started at src/main.rs:7) by goroutine 1 "main"
-//!     // ran 111.5 µs ± 220.7 µs, was runnable 0 ns ± 332.3 µs, waited 1.9 ms ± 54.6 µs
-//!     // longest wait: 1.9 ms ± 54.6 µs, from 309.0 µs to 2.2 ms of the recording
-//!     //   1.9 ms in futex wait, woken by goroutine 1 "main"
-//!     //   0 ns runnable
+//!     // goroutine 2 (started at src/main.rs:8) by goroutine 1 "main"
+//!     // ran 7.3 µs ± 427.8 µs, was runnable 348.1 µs ± 229.6 µs, waited 4.9 ms
+//!     // longest wait: 5.1 ms ± 213.9 µs, from 214.8 µs to 5.4 ms of the recording
+//!     //   4.9 ms in futex wait, woken by goroutine 1 "main" at /srv/program/src/main.rs:13
+//!     //   213.9 µs runnable, behind goroutine 1 "main" for 213.9 µs
 //!     println!("{}", trace::snapshot().unwrap().why(id).unwrap());
 //!     recorder.stop();
 //! });
@@ -45,7 +45,8 @@
 //! # Cost
 //! While nothing is recorded, an event costs a load and a branch. A recording costs a few
 //! nanoseconds per switch: the clock is not read for each event, so the times in a snapshot have an
-//! error, which is shown.
+//! error, which is shown. A goroutine that ends a long wait copies a part of its stack, at most once
+//! per millisecond and P in the long run, and a thread finds the callers in it.
 
 use crate::observe::trace::start_recording;
 use crate::observe::trace::watches::{self, Settings, Watching};

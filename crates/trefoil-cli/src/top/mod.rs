@@ -26,8 +26,7 @@ use crate::report::print_line;
 use server::Address;
 use view::View;
 
-/// How long a server that has failed is not asked again: it may be that of a process that is
-/// stopped.
+/// How long a server that has failed is not asked again.
 const SERVER_PAUSE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Top {
@@ -132,8 +131,10 @@ impl Source {
             Source::Process { pid, outside, server, failed } => (*pid, outside, server, failed),
         };
         failed.take_if(|(until, _)| Instant::now() >= *until);
+        let is_stopped = processes::is_stopped(pid);
         // The process may start its server later.
         if failed.is_none()
+            && !is_stopped
             && let Some(address) = Address::of_process(pid)
         {
             let runtime = runtime.filter(|_| server.is_some());
@@ -152,7 +153,9 @@ impl Source {
             None => outside.insert(Box::new(Outside::open(pid)?)),
         };
         let mut view = outside.view(runtime)?;
-        if let Some((_, error)) = failed {
+        if is_stopped {
+            view.source.push_str(" (it is stopped)");
+        } else if let Some((_, error)) = failed {
             view.source.push_str(&format!(" ({error})"));
         }
         Ok(view)

@@ -49,6 +49,14 @@ pub(super) fn list() -> Vec<Process> {
     found
 }
 
+/// Returns whether the process is stopped, by a signal or by a debugger.
+pub(super) fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which may contain blanks and brackets.
+    let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
+    state.starts_with(['T', 't'])
+}
+
 fn has_table(exe: &Path) -> bool {
     let Ok(bytes) = fs::read(exe) else { return false };
     bytes.chunks_exact(MAGIC_ALIGN).enumerate().any(|(i, chunk)| {
