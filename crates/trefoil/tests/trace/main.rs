@@ -347,9 +347,10 @@ fn an_exact_clock_gives_exact_times() {
         recorder.stop();
         (times, lasted)
     });
-    // A sleep begins a little before the goroutine stops.
     let nearly = 2 * LONG - LONG / 10;
-    assert!(times.running >= nearly && times.waiting >= nearly, "{times:?}");
+    assert!(times.running >= nearly, "{times:?}");
+    // A sleep begins before the goroutine stops. On a busy machine its thread may lose the CPU between.
+    assert!(times.waiting >= LONG, "{times:?}");
     // Each moment belongs to one state. Its end is recorded a little after main was woken.
     let sum = times.running + times.waiting + times.runnable + times.without_p;
     assert!(sum <= lasted + LONG, "{times:?} in {lasted:?}");

@@ -6,8 +6,9 @@
 //! disk. Only the user can read a file, and the folder may be one in which others can write: a file
 //! or a symbolic link that has the name already is left as it is, and the next number is taken.
 
-use super::Snapshot;
+use super::wakes::Wakes;
 use super::watches::{self, Settings, WatchError};
+use super::{Snapshot, file};
 use crate::sched::Sched;
 use crate::sched::record::DEFAULT_BYTES;
 use crate::sched::trigger::{Incident, Noticed};
@@ -126,9 +127,9 @@ fn write(snapshot: &Snapshot, why: &str, id: Option<u64>) {
     let relaxed = Ordering::Relaxed;
     let next = |files| (files < FILES_MAX).then_some(files + 1);
     let Ok(files) = FILES.fetch_update(relaxed, relaxed, next) else { return };
-    snapshot.wakes.place_elsewhere(now() + COPY_LIMIT);
     let (path, file) = create();
-    let written = file.and_then(|file| snapshot.write(file));
+    let find_places = |wakes: &Wakes| wakes.place_elsewhere(now() + COPY_LIMIT);
+    let written = file.and_then(|file| file::write(snapshot, file, find_places));
     let path = path.display();
     let id = id.map_or_else(String::new, |id| format!(" {id}"));
     let mut text = match written {

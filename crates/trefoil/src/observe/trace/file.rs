@@ -12,7 +12,7 @@
 //! number of wake-ups,  for each: woken, when, waker, number of its place
 //! ```
 //!
-//! Version 2 ends with the program. Version 1 has neither its second line nor the program. Their
+//! A file whose process has ended too early ends with the program, as one of version 2. Version 1 has neither its second line nor the program. Their
 //! files are still read.
 
 use super::wakes::{PlacedWake, Wakes};
@@ -31,7 +31,12 @@ const MAGIC_START: &[u8] = b"trefoil trace ";
 /// The longest text that is read.
 const TEXT_BYTES_MAX: u64 = 1 << 16;
 
-pub(super) fn write(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
+/// Calls `find_places` when all but the places is written.
+pub(super) fn write(
+    snapshot: &Snapshot,
+    to: impl Write,
+    find_places: impl FnOnce(&Wakes),
+) -> io::Result<()> {
     let mut to = io::BufWriter::new(to);
     let record = &snapshot.record;
     match &snapshot.origin {
@@ -54,6 +59,9 @@ pub(super) fn write(snapshot: &Snapshot, to: impl Write) -> io::Result<()> {
     put_texts(&mut to, &snapshot.names)?;
     if let Some(origin) = &snapshot.origin {
         put_text(&mut to, &origin.program)?;
+        // To find the places may take seconds, and the process may end before.
+        to.flush()?;
+        find_places(&snapshot.wakes);
         put_wakes(&mut to, snapshot.wakes.all())?;
     }
     to.flush()
@@ -137,7 +145,14 @@ fn put_wakes(to: &mut impl Write, wakes: &[PlacedWake]) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns none if the file ends here.
 fn get_wakes(from: &mut impl Read) -> io::Result<Vec<PlacedWake>> {
+    let mut next = Vec::new();
+    from.by_ref().take(size_of::<u64>() as u64).read_to_end(&mut next)?;
+    if next.is_empty() {
+        return Ok(Vec::new());
+    }
+    let from = &mut (&next[..]).chain(from);
     let places: HashMap<u64, Arc<str>> =
         get_texts(from)?.into_iter().map(|(number, place)| (number, place.into())).collect();
     let mut wakes = Vec::new();

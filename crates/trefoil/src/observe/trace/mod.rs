@@ -347,7 +347,7 @@ impl Snapshot {
     /// # }
     /// ```
     pub fn write(&self, to: impl Write) -> io::Result<()> {
-        file::write(self, to)
+        file::write(self, to, |_| ())
     }
 
     /// Reads what [`Snapshot::write`] has written.
