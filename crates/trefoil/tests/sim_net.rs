@@ -6,8 +6,11 @@ mod common;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::os::unix::process::CommandExt;
+use std::panic::catch_unwind;
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use trefoil::{go, sim, time};
 
@@ -454,6 +457,73 @@ fn a_wait_that_no_host_ends_is_a_deadlock() {
         .unwrap_err();
     assert_eq!(failure.kind, sim::FailureKind::Deadlock);
     assert!(failure.message.contains("IO wait"), "{failure}");
+}
+
+/// Closes, resets, and makes sockets with the same addresses again. Returns when each step ended.
+fn closes_and_resets() -> Vec<Duration> {
+    let begin = Instant::now();
+    let mut steps = Vec::new();
+    let host = start_shouter();
+    let resets = go(|| {
+        for _ in 0..20 {
+            time::sleep(MILLI);
+            sim::net().reset("test", "shouter");
+        }
+    });
+    for _ in 0..20 {
+        if let Ok(mut stream) = TcpStream::connect("shouter:7") {
+            _ = ask(&mut stream, "x");
+        }
+        steps.push(begin.elapsed());
+    }
+    resets.join().unwrap();
+    let mut stream = TcpStream::connect("shouter:7").unwrap();
+    assert_eq!(ask(&mut stream, "x").unwrap(), "X");
+    host.restart();
+    sim::settle();
+    assert_eq!(ask(&mut stream, "x").unwrap_err().kind(), ErrorKind::ConnectionReset);
+    steps.push(begin.elapsed());
+    steps
+}
+
+/// Starts children on another thread, each with `command`, while simulations run that must not
+/// notice it.
+fn run_beside_children(command: fn() -> Command) {
+    let run = || sim::builder().seed(1).run(closes_and_resets);
+    // The first run initialises statics.
+    let (_, expected) = (run(), run());
+    let has_ended = AtomicBool::new(false);
+    let different = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(SeqCst) {
+                assert!(command().status().unwrap().success());
+            }
+        });
+        let mut results = (0..common::rounds(30, 60)).map(|_| catch_unwind(run).ok());
+        let different = results.find(|steps| steps.as_ref() != Some(&expected));
+        has_ended.store(true, SeqCst);
+        different
+    });
+    assert!(different.is_none(), "{different:?} instead of {expected:?}");
+}
+
+#[test]
+fn children_that_are_spawned_at_the_same_time_change_nothing() {
+    run_beside_children(|| Command::new("true"));
+}
+
+#[test]
+fn children_that_are_forked_at_the_same_time_change_nothing() {
+    run_beside_children(|| {
+        let mut command = Command::new("true");
+        let slowly = || {
+            std::thread::sleep(MILLI);
+            Ok(())
+        };
+        // SAFETY: sleeps only. With such a closure std calls `fork`.
+        unsafe { command.pre_exec(slowly) };
+        command
+    });
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! | `futex.rs`, `c_locks/` | locks of Rust code; locks of C and C++ code |
 //! | `io/`, `polls.rs`, `fds.rs` | calls on one descriptor; on several; a table of descriptors |
 //! | `clock.rs` | clocks, which a simulation replaces |
+//! | `children.rs` | calls that start a child process |
 //! | `sleep.rs`, `blocking_calls.rs` | sleep and yield; calls that can only block their thread |
 //! | `malloc/`, `random.rs` | functions with caches per thread |
 //! | `keys.rs`, `dlopen.rs`, `setxid.rs` | functions that know a thread by its TLS |
@@ -34,6 +35,8 @@ mod attr;
 mod blocking_calls;
 #[cfg(feature = "std")]
 pub(crate) mod c_locks;
+#[cfg(feature = "std")]
+mod children;
 #[cfg(feature = "std")]
 mod clock;
 pub(crate) mod dlopen;
@@ -63,6 +66,8 @@ pub(crate) mod threads;
 mod waking;
 
 use crate::sched::Rt;
+#[cfg(feature = "std")]
+use crate::simnet;
 use crate::sys::{fork, outputs, raw};
 use std::io::Write;
 
@@ -163,6 +168,7 @@ pub(crate) fn install() {
     #[cfg(feature = "std")]
     {
         fds::note_process();
+        simnet::children::watch();
         malloc::init();
         c_locks::keep_symbols();
         std::hint::black_box([
@@ -179,6 +185,8 @@ pub(crate) fn install() {
             polls::poll as *const (),
             random::getrandom as *const (),
             blocking_calls::getaddrinfo as *const (),
+            children::posix_spawn as *const (),
+            children::posix_spawnp as *const (),
             threads::kept_symbol(),
             threads::pthread_join as *const (),
             threads::pthread_detach as *const (),

@@ -74,6 +74,9 @@
 //! - Threads that were started outside, raw system calls, signals, timers of the kernel (`timerfd`,
 //!   `alarm`), the CPU's counter (`rdtsc`), CPU-time clocks, and addresses of memory: what depends
 //!   on them may differ from run to run. Random numbers in tasks may, too.
+//! - A child process that starts outside by `vfork`, `system`, `popen` or a raw system call has the
+//!   sockets of the simulation for a moment. A close in that moment takes effect later, and such a
+//!   run may not be repeatable. `posix_spawn`, `fork` and std's `Command` do not disturb a run.
 //! - A goroutine that blocks its thread (in [`blocking`](crate::blocking()), in the join of a
 //!   thread from outside) stops the whole simulation until the call returns.
 

@@ -140,8 +140,9 @@ impl State {
         check(call_with_name(libc::SYS_connect, fd, &name))?;
         let flags = (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as usize;
         // SAFETY: null pointers ask for no address.
-        let accepted =
-            owned(unsafe { syscall(libc::SYS_accept4, [gate.as_raw_fd() as usize, 0, 0, flags]) })?;
+        let accept =
+            || unsafe { syscall(libc::SYS_accept4, [gate.as_raw_fd() as usize, 0, 0, flags]) };
+        let accepted = owned(accept)?;
         drop(gate);
         self.watch(&accepted, number << 1)?;
         let peer_host = self.host_at(remote.ip(), host);

@@ -19,6 +19,7 @@
 //! | `sockets.rs` | the calls of the program: `socket`, `bind`, `connect`, addresses, options |
 //! | `disk.rs` | what is on a host's disk after a crash |
 //! | `retired.rs` | descriptors of goroutines that never run again |
+//! | `children.rs` | child processes, which have the descriptors of their parent at first |
 //!
 //! # When it runs
 //! The driver of the simulation calls [`Network::advance`] when all goroutines wait, before the
@@ -32,13 +33,15 @@
 //!    random keys: the same seed leads to the same run.
 //! 3. No call here touches a descriptor of another simulation. A system call holds the open file
 //!    while it runs: if the owner closed the descriptor in that moment, the file would stay open a
-//!    little longer, and the other simulation would not be repeatable.
+//!    little longer, and the other simulation would not be repeatable. A new child process holds
+//!    all files for a moment (`children.rs`).
 //!
 //! # Rejected
 //! - Sockets without descriptors of the kernel: `poll`, `epoll`, `dup`, `fcntl` and the event loops
 //!   of other crates would have to be imitated, too.
 //! - A goroutine per connection that copies: its switches would be decisions of the schedule.
 
+pub(crate) mod children;
 mod connections;
 mod datagrams;
 pub(crate) mod disk;
@@ -209,6 +212,7 @@ impl Network {
 
     /// Returns a network without sockets, with one host for the test itself.
     pub(crate) fn new(seed: u64) -> Network {
+        children::note_network();
         let mut state = State {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             rng: Rng::from_seed(seed),
@@ -301,8 +305,9 @@ impl State {
     fn watch(&mut self, fd: &NetworkFd, token: u64) -> Result<(), isize> {
         if self.epoll.is_none() {
             // SAFETY: passes no pointers.
-            let fd = unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]) };
-            self.epoll = Some(owned(fd)?);
+            let make =
+                || unsafe { syscall(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC as usize]) };
+            self.epoll = Some(owned(make)?);
         }
         let Some(epoll) = &self.epoll else { return Ok(()) };
         let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
@@ -335,7 +340,7 @@ impl State {
 fn unix_socket(kind: c_int) -> Result<NetworkFd, isize> {
     let kind = kind | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: passes no pointers.
-    owned(unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) })
+    owned(|| unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) })
 }
 
 /// Calls `bind` or `connect` with a name.
@@ -378,11 +383,9 @@ fn duplicate(fd: &NetworkFd) -> Option<OwnedFd> {
     check(fd).ok().map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Takes over a new descriptor.
-fn owned(result: isize) -> Result<NetworkFd, isize> {
-    let fd = check(result)? as RawFd;
-    sockets::mark(fd, true);
-    Ok(NetworkFd(fd))
+/// Takes over the new descriptor that `make` returns.
+fn owned(make: impl FnOnce() -> isize) -> Result<NetworkFd, isize> {
+    Ok(NetworkFd(check(sockets::make_marked(make))? as RawFd))
 }
 
 /// Returns the status of an open file.

@@ -13,7 +13,7 @@
 //! Invariant: a retired number is closed by the thread that takes it out of `RETIRED`, and only
 //! once.
 
-use super::sockets::mark;
+use super::sockets::{mark, replace_marked};
 use super::{Network, unix_socket};
 use crate::mem::MmapVec;
 use crate::sys::lock::Lock;
@@ -74,7 +74,8 @@ impl Network {
             COUNT.store(retired.len(), Ordering::Relaxed);
         }
         self.lock().retired.push(fd);
-        // libc's function, so that the interposed calls learn of it.
+        replace_marked(placeholder, fd, libc::O_CLOEXEC);
+        // Once more by libc's function, so that the interposed calls learn of it.
         // SAFETY: the owners of the number never use it again, except to close it.
         unsafe { libc::dup3(placeholder, fd, libc::O_CLOEXEC) };
     }

@@ -59,7 +59,9 @@ impl Network {
             return None;
         }
         // SAFETY: passes no pointers.
-        let fd = unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) };
+        let make =
+            || unsafe { syscall(libc::SYS_socket, [libc::AF_UNIX as usize, kind as usize, 0]) };
+        let fd = make_marked(make);
         if fd >= 0 {
             let incarnation = simulation::incarnation();
             let mut state = self.lock();
@@ -547,7 +549,7 @@ impl Network {
 }
 
 /// The descriptors of simulated sockets and of networks, one bit each, of all simulations.
-static SIMULATED: Lock<MmapVec<u64>> = Lock::new(MmapVec::new());
+pub(super) static SIMULATED: Lock<MmapVec<u64>> = Lock::new(MmapVec::new());
 
 /// Notes whether a descriptor is a simulated socket or one of a network's own descriptors.
 pub(super) fn mark(fd: RawFd, is_simulated: bool) {
@@ -566,13 +568,30 @@ fn set_mark(bits: &mut MmapVec<u64>, fd: RawFd, is_simulated: bool) {
     }
 }
 
-/// Closes a marked descriptor, under the lock: so [`path_of_other`] on another thread does not hold
-/// the file meanwhile (invariant 3).
+/// Calls `make`, which returns a new descriptor or a negative error, and marks the descriptor.
+pub(crate) fn make_marked(make: impl FnOnce() -> isize) -> isize {
+    let mut bits = SIMULATED.lock();
+    let fd = make();
+    if fd >= 0 {
+        set_mark(&mut bits, fd as RawFd, true);
+    }
+    fd
+}
+
+/// Closes a marked descriptor, under the lock: so neither [`path_of_other`] on another thread nor a
+/// new child process holds the file meanwhile (invariant 3).
 pub(crate) fn close_marked(fd: RawFd) -> isize {
     let mut bits = SIMULATED.lock();
     set_mark(&mut bits, fd, false);
     // SAFETY: the caller owns the descriptor.
     unsafe { syscall(libc::SYS_close, [fd as usize]) }
+}
+
+/// `dup3` that closes a marked descriptor, `to`, as [`close_marked`] does.
+pub(crate) fn replace_marked(from: RawFd, to: RawFd, flags: c_int) -> isize {
+    let _marks = SIMULATED.lock();
+    // SAFETY: the caller owns the descriptor `to`.
+    unsafe { syscall(libc::SYS_dup3, [from as usize, to as usize, flags as usize]) }
 }
 
 /// Returns the path of an open file, unless its descriptor is [marked](mark) (invariant 3).

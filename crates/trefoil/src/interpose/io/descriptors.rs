@@ -4,6 +4,7 @@
 use super::simulated;
 use super::sockets::note_low_water;
 use crate::interpose::fds;
+use crate::interpose::park::on_goroutine;
 use crate::simnet;
 use crate::sys::clock;
 use crate::sys::fork::is_forked;
@@ -33,7 +34,7 @@ interpose! {
     /// libc's function.
     fn dup(fd: c_int) -> c_int;
     with real => {
-        let rc = real(fd);
+        let rc = duplicate(fd, || real(fd));
         fds::after_open(rc);
         after_duplicate(fd, rc);
         rc
@@ -56,6 +57,16 @@ fn forget_simulated_slow(fd: c_int) -> bool {
     // Last: the caller may have been preempted before, and the number retired meanwhile.
     simnet::retired::note_close(fd);
     is_simulated
+}
+
+/// Returns the result of `real`, which duplicates `fd`.
+#[inline(always)]
+fn duplicate(fd: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    if is_simulated(fd) {
+        simnet::sockets::make_marked(|| real() as isize) as c_int
+    } else {
+        real()
+    }
 }
 
 /// In a simulation: `fd` was duplicated as `rc`, unless that is an error.
@@ -104,32 +115,44 @@ fn closes_target(from: c_int, to: c_int, flags: c_int) -> bool {
     from != to && flags & !libc::O_CLOEXEC == 0 && is_open()
 }
 
+/// Returns whether the descriptor is a simulated socket of the caller's simulation.
+#[inline(always)]
+fn is_simulated(fd: c_int) -> bool {
+    clock::has_simulations() && is_simulated_slow(fd)
+}
+
+#[cold]
+fn is_simulated_slow(fd: c_int) -> bool {
+    on_goroutine() && simnet::here().is_some_and(|network| network.has_socket(fd))
+}
+
+/// `dup3`, or `dup2` without flags; `real` is the real function.
+fn duplicate_to(from: c_int, to: c_int, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    let closes = closes_target(from, to, flags);
+    let replaces_simulated = closes && is_simulated(to);
+    let known = closes && fds::before_close(to);
+    let rc = if replaces_simulated {
+        to_libc(simnet::sockets::replace_marked(from, to, flags)) as c_int
+    } else {
+        real()
+    };
+    if known {
+        fds::after_close(to);
+    }
+    after_duplicate(from, rc);
+    rc
+}
+
 interpose! {
     /// libc's function.
     fn dup2(from: c_int, to: c_int) -> c_int;
-    with real => {
-        let known = closes_target(from, to, 0) && fds::before_close(to);
-        let rc = real(from, to);
-        if known {
-            fds::after_close(to);
-        }
-        after_duplicate(from, rc);
-        rc
-    }
+    with real => duplicate_to(from, to, 0, || real(from, to))
 }
 
 interpose! {
     /// libc's function.
     fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
-    with real => {
-        let known = closes_target(from, to, flags) && fds::before_close(to);
-        let rc = real(from, to, flags);
-        if known {
-            fds::after_close(to);
-        }
-        after_duplicate(from, rc);
-        rc
-    }
+    with real => duplicate_to(from, to, flags, || real(from, to, flags))
 }
 
 /// Updates what is known, after `fcntl` has returned `rc`: for `F_SETFL`, and for the commands that
@@ -145,13 +168,21 @@ fn after_fcntl(fd: c_int, command: c_int, arg: usize, rc: c_int) {
     }
 }
 
+/// `fcntl`; `real` is the real function.
+fn fcntl_by(fd: c_int, command: c_int, arg: usize, real: impl FnOnce() -> c_int) -> c_int {
+    let rc = match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(fd, real),
+        _ => real(),
+    };
+    after_fcntl(fd, command, arg, rc);
+    rc
+}
+
 interpose! {
     /// libc's function. Its optional third argument is in the register of a third argument.
     fn fcntl(fd: c_int, command: c_int, arg: usize) -> c_int;
     with real => {
-        let rc = real(fd, command, arg);
-        after_fcntl(fd, command, arg, rc);
-        rc
+        fcntl_by(fd, command, arg, || real(fd, command, arg))
     }
 }
 
@@ -159,9 +190,7 @@ interpose! {
     /// libc's function, by its other name.
     fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int;
     with real => {
-        let rc = real(fd, command, arg);
-        after_fcntl(fd, command, arg, rc);
-        rc
+        fcntl_by(fd, command, arg, || real(fd, command, arg))
     }
 }
 

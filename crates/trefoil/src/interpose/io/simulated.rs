@@ -10,7 +10,7 @@ use crate::interpose::fds;
 use crate::interpose::park::on_goroutine;
 use crate::sched::netpoll::pollable::Direction;
 use crate::sched::simulation::point;
-use crate::simnet::sockets::{Side, source, write_address};
+use crate::simnet::sockets::{Side, make_marked, source, write_address};
 use crate::simnet::{self, Network};
 use crate::sys::clock;
 use crate::sys::raw::{syscall, to_libc};
@@ -134,13 +134,15 @@ pub(super) unsafe fn accept(
     len: *mut socklen_t,
     flags: c_int,
 ) -> isize {
-    let real = || {
-        // SAFETY: null pointers ask for no address.
-        let accepted = unsafe { syscall(libc::SYS_accept4, [fd as usize, 0, 0, flags as usize]) };
+    // SAFETY: null pointers ask for no address.
+    let call = || unsafe { syscall(libc::SYS_accept4, [fd as usize, 0, 0, flags as usize]) };
+    let note = |accepted: isize| {
         fds::after_accept(accepted as c_int);
         accepted
     };
-    let attempt = || if is_ready(fd, libc::POLLIN) { real() } else { EAGAIN };
+    // No other thread takes the connection: the call does not block.
+    let attempt = || if is_ready(fd, libc::POLLIN) { note(make_marked(call)) } else { EAGAIN };
+    let real = || note(call());
     let accepted = retry_until_ready(fd, Direction::Read, attempt, real);
     if accepted >= 0
         && let Some(peer) = network.accepted(accepted as RawFd)
