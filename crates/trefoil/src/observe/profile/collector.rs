@@ -122,7 +122,7 @@ pub(crate) struct Wake {
     /// Since the recording began.
     pub(crate) at: Nanos,
     /// The stack of the waker.
-    pub(crate) addresses: Box<[u64]>,
+    pub(crate) addresses: Arc<[u64]>,
 }
 
 static COLLECTED: ProcessLock<Collected> = ProcessLock::new(Collected {
