@@ -151,18 +151,20 @@ fn has_thread() -> bool {
     })
 }
 
+/// Waits until the thread is there, or is not there. A new thread gives itself its name.
+fn wait_for_thread(is_there: bool) {
+    while has_thread() != is_there {
+        sleep(Duration::from_millis(20));
+    }
+}
+
 /// While nothing is recorded there is no thread for the samples, soon after a recording has ended.
 #[test]
 fn the_thread_that_unwinds_ends_with_the_last_recording() {
     let _watchdog = watchdog();
-    recorded(1, || {
-        sleep(Duration::from_millis(20));
-        assert!(has_thread());
-    });
+    recorded(1, || wait_for_thread(true));
     // Other tests of this process may record.
-    while has_thread() {
-        sleep(Duration::from_millis(20));
-    }
+    wait_for_thread(false);
 }
 
 /// A goroutine that waits for ever keeps its runtime, and a recording may never be stopped.
@@ -176,11 +178,9 @@ fn the_thread_that_unwinds_ends_with_the_last_runtime_that_records() {
         std::mem::forget(tx);
         go(move || rx.recv());
         trefoil::yield_now();
-        assert!(has_thread());
+        wait_for_thread(true);
     };
     rt.go(run).unwrap().join().unwrap();
     drop(rt);
-    while has_thread() {
-        sleep(Duration::from_millis(20));
-    }
+    wait_for_thread(false);
 }
