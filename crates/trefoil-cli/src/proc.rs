@@ -134,9 +134,13 @@ pub(crate) fn busy_threads() -> usize {
     each_thread("stat").filter(|(id, stat)| *id != own && is_runnable(stat)).count()
 }
 
-/// The state follows the name, which may hold blanks and brackets.
 fn is_runnable(stat: &str) -> bool {
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('R'))
+    state(stat) == Some('R')
+}
+
+/// Returns the state in a file `stat`. It follows the name, which may contain blanks and brackets.
+pub(crate) fn state(stat: &str) -> Option<char> {
+    stat.rsplit(')').next()?.trim_start().chars().next()
 }
 
 /// A file of each thread that is alive, with the thread's id.

@@ -153,15 +153,21 @@ fn what_cannot_be_watched_is_told() {
     assert_eq!(not_trefoil.status.code(), Some(1));
 }
 
+/// Listens where the server of a process does. Returns the folder for `XDG_RUNTIME_DIR`, which the
+/// caller removes, and the listener.
+fn listen_as_server(watched: &Watched, name: &str) -> (PathBuf, UnixListener) {
+    let dir = std::env::temp_dir().join(format!("trefoil-top-{name}-{}", std::process::id()));
+    let folder = dir.join("trefoil");
+    std::fs::create_dir_all(&folder).unwrap();
+    let socket = folder.join(format!("{}.sock", watched.pid()));
+    (dir, UnixListener::bind(socket).unwrap())
+}
+
 /// A server that answers with the same state each time.
 #[test]
 fn the_socket_of_a_process_is_preferred() {
     let watched = Watched::start();
-    let dir = std::env::temp_dir().join(format!("trefoil-top-{}", std::process::id()));
-    let folder = dir.join("trefoil");
-    std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(format!("{}.sock", watched.pid()));
-    let listener = UnixListener::bind(&path).unwrap();
+    let (dir, listener) = listen_as_server(&watched, "told");
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut request = Vec::new();
@@ -201,10 +207,7 @@ fn a_server_that_does_not_answer_is_no_obstacle() {
     if once(&watched.pid()).is_none() {
         return;
     }
-    let dir = std::env::temp_dir().join(format!("trefoil-top-silent-{}", std::process::id()));
-    let folder = dir.join("trefoil");
-    std::fs::create_dir_all(&folder).unwrap();
-    let listener = UnixListener::bind(folder.join(format!("{}.sock", watched.pid()))).unwrap();
+    let (dir, listener) = listen_as_server(&watched, "silent");
     // It closes the connection at once.
     let server = std::thread::spawn(move || drop(listener.accept()));
     let output =
@@ -223,11 +226,8 @@ fn a_process_that_is_stopped_is_shown_at_once() {
     if once(&watched.pid()).is_none() {
         return;
     }
-    let dir = std::env::temp_dir().join(format!("trefoil-top-stopped-{}", std::process::id()));
-    let folder = dir.join("trefoil");
-    std::fs::create_dir_all(&folder).unwrap();
     // It accepts connections, and never answers.
-    let listener = UnixListener::bind(folder.join(format!("{}.sock", watched.pid()))).unwrap();
+    let (dir, listener) = listen_as_server(&watched, "stopped");
     // SAFETY: stops the process that this test has started; SIGKILL ends it all the same.
     unsafe { libc::kill(watched.0.id() as i32, libc::SIGSTOP) };
     let stat = format!("/proc/{}/stat", watched.pid());

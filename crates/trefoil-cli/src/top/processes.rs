@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::server::Address;
+use crate::proc;
 
 /// What the table of a program that uses trefoil begins with (`inspect/layout.rs`). It is a static,
 /// so the file of the program has it at an aligned place.
@@ -52,9 +53,7 @@ pub(super) fn list() -> Vec<Process> {
 /// Returns whether the process is stopped, by a signal or by a debugger.
 pub(super) fn is_stopped(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which may contain blanks and brackets.
-    let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
-    state.starts_with(['T', 't'])
+    matches!(proc::state(&stat), Some('T' | 't'))
 }
 
 fn has_table(exe: &Path) -> bool {

@@ -323,7 +323,7 @@ pub(crate) fn set_wait_rate(kind: SampleKind, rate: Nanos) -> io::Result<()> {
 pub(crate) fn waits(kind: SampleKind) -> Profile {
     let profile_kind = match kind {
         SampleKind::Unlock => ProfileKind::Mutex,
-        _ => ProfileKind::Block,
+        SampleKind::Cpu | SampleKind::Wait | SampleKind::Waker => ProfileKind::Block,
     };
     let mut collected = drain();
     // Copied, because it takes long to find the names, and the ring must be emptied meanwhile.
