@@ -40,7 +40,7 @@ use crate::observe::signals;
 use crate::sched::simulation::Undecided;
 use crate::sync::Mutex;
 use crate::sys::syscalls;
-use crate::sys::thread::with_os_threads;
+use crate::sys::thread::spawn_std;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -131,9 +131,8 @@ fn start_thread() -> io::Result<()> {
     let (reader, writer) = syscalls::pipe2(0)?;
     // The handler must not wait.
     syscalls::fcntl_setfl(writer.as_fd(), libc::O_NONBLOCK)?;
-    let thread =
-        std::thread::Builder::new().name("trefoil-signals".into()).stack_size(THREAD_STACK_BYTES);
-    with_os_threads(|| thread.spawn(move || deliver(reader)))?;
+    let body = Box::new(move || deliver(reader));
+    spawn_std("trefoil-signals", Some(THREAD_STACK_BYTES), body)?;
     signals::set_pipe(writer);
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::trace::write_after_panic;
 use crate::sched::record;
 use crate::sched::simulation::{self, WaitOutside};
 use crate::sched::{current_g, task};
-use crate::sys::thread::with_os_threads;
+use crate::sys::thread::spawn_std;
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{self, PanicHookInfo};
@@ -39,8 +39,7 @@ pub(crate) fn install_hook() {
         *shared.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         shared.1.notify_one();
     };
-    let thread = std::thread::Builder::new().name("trefoil-hook".into());
-    if with_os_threads(|| thread.spawn(install)).is_ok() {
+    if spawn_std("trefoil-hook", None, Box::new(install)).is_ok() {
         let guard = is_done.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = is_done.1.wait_timeout_while(guard, INSTALL_LIMIT, |is_done| !*is_done);
     }

@@ -24,7 +24,7 @@ use crate::sched::calls;
 use crate::sched::monitor::helper::ServiceWait;
 use crate::sched::simulation::Undecided;
 use crate::sys::cpus;
-use crate::sys::thread::with_os_threads;
+use crate::sys::thread::spawn_std;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -513,8 +513,7 @@ impl Cleaner {
             self.added.notify_one();
             return;
         }
-        let thread = std::thread::Builder::new().name("trefoil-pools".into());
-        if with_os_threads(|| thread.spawn(|| self.run())).is_err() {
+        if spawn_std("trefoil-pools", None, Box::new(|| self.run())).is_err() {
             // Without a thread the pools keep what they have; the next pool tries again.
             self.lock().is_running = false;
         }

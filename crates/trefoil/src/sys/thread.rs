@@ -90,6 +90,21 @@ pub(crate) fn with_os_threads<T>(f: impl FnOnce() -> T) -> T {
     value
 }
 
+/// Starts a thread of std for code of the program, which may use all of std there. It is an OS
+/// thread, also in a simulation. One function for all: each closure of its own would cost 1,500
+/// lines of LLVM IR.
+pub(crate) fn spawn_std(
+    name: &str,
+    stack_bytes: Option<usize>,
+    body: Box<dyn FnOnce() + Send>,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    let mut thread = std::thread::Builder::new().name(name.into());
+    if let Some(bytes) = stack_bytes {
+        thread = thread.stack_size(bytes);
+    }
+    with_os_threads(|| thread.spawn(body))
+}
+
 /// A stack size that glibc accepts on every CPU, and that no other field of an attribute object
 /// has.
 const ACCEPTED_BYTES: usize = (1 << 20) + 0x12c0;

@@ -44,13 +44,13 @@
 
 use crate::arch;
 use crate::sys::syscalls;
-use crate::sys::thread::with_os_threads;
+use crate::sys::thread::spawn_std;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::File;
 use std::io::Write;
 use std::mem::{offset_of, size_of};
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The first image that is tried, in bytes. glibc's surplus is 1.7 to 2.1 KiB, unless a tunable
 /// enlarges it.
@@ -74,10 +74,13 @@ pub(super) fn take_all() -> Result<(), String> {
         return Ok(());
     }
     // On a thread of its own, because images are loaded by its path.
-    let taker = std::thread::Builder::new().name("trefoil-tls".into());
-    let taker = with_os_threads(|| taker.spawn(load_until_refused));
-    let joined = taker.map_err(|e| format!("no thread: {e}"))?.join();
-    let images = joined.map_err(|_| "loading panicked".to_string())??;
+    let loaded = Arc::new(OnceLock::new());
+    let result = loaded.clone();
+    let taker =
+        spawn_std("trefoil-tls", None, Box::new(move || _ = result.set(load_until_refused())));
+    let _ = taker.map_err(|e| format!("no thread: {e}"))?.join();
+    let loaded = Arc::into_inner(loaded).and_then(OnceLock::into_inner);
+    let images = loaded.ok_or("loading panicked")??;
     let _ = TAKEN.set(images);
     Ok(())
 }
