@@ -3,7 +3,7 @@
 //! Goroutines are in it as groups, so its size does not depend on their number.
 
 use crate::json::Json;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use trefoil::debug::{self, Deadlock, Goroutine, GoroutineGroup, Histogram, Kind, Metrics, Usage};
 use trefoil::observer::{self, RuntimeRef};
@@ -163,7 +163,7 @@ fn function_name(type_name: &str) -> &str {
 /// Writes who uses the CPUs most. Of those that have ended, only the id is known.
 fn write_usage(json: &mut Json, usage: &[Usage]) {
     let most = &usage[..usage.len().min(USERS_MAX)];
-    let ids: HashSet<u64> = most.iter().map(|used| used.id).collect();
+    let ids: Vec<u64> = most.iter().map(|used| used.id).collect();
     let alive: HashMap<u64, Goroutine> =
         observer::with_ids(&ids).into_iter().map(|g| (g.who.id, g)).collect();
     json.name("usage").list(|json| {

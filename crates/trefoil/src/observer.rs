@@ -15,7 +15,6 @@ use crate::sched::Sched;
 use crate::sys::env;
 use crate::sys::syscalls::{self, Errno};
 use socket2::SockAddr;
-use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileTypeExt;
@@ -74,8 +73,9 @@ impl RuntimeRef {
 
 /// Returns the goroutines and tasks of the observed runtime with these ids, without what they wait
 /// for.
-pub fn with_ids(ids: &HashSet<u64>) -> Vec<Goroutine> {
-    with_sched(|sched| list::with_ids(sched, ids))
+pub fn with_ids(ids: &[u64]) -> Vec<Goroutine> {
+    let ids = ids.iter().copied().collect();
+    with_sched(|sched| list::with_ids(sched, &ids))
 }
 
 /// Returns the goroutines of the observed runtime that wait for a lock, a goroutine or a scope, the

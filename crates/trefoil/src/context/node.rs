@@ -18,8 +18,8 @@ use super::ContextError;
 use super::after_func::FuncCell;
 use crate::chan::{self, Receiver, Sender};
 use crate::sync::Mutex;
+use crate::sys::map::Map;
 use crate::time::{Timer, after_func};
-use std::collections::HashMap;
 use std::error::Error;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -64,9 +64,9 @@ pub(super) struct CancelNode {
 pub(super) struct NodeState {
     pub(super) reason: Option<Reason>,
     /// Keyed by the child's address.
-    children: HashMap<usize, Weak<CancelNode>>,
+    children: Map<usize, Weak<CancelNode>>,
     /// The functions to call when the node is done, keyed by the address of their cell.
-    pub(super) funcs: HashMap<usize, Arc<FuncCell>>,
+    pub(super) funcs: Map<usize, Arc<FuncCell>>,
     timer: Option<DeadlineTimer>,
 }
 
@@ -143,19 +143,20 @@ impl CancelNode {
             parent.remove_child(self.key());
         }
         // A list, not a recursion: contexts may be nested too deeply for a stack.
-        let mut below: Vec<_> = children.into_values().collect();
-        while let Some(child) = below.pop() {
+        let mut below = Vec::new();
+        below.extend(children);
+        while let Some((_, child)) = below.pop() {
             if let Some(child) = child.upgrade()
                 && let Some(children) = child.finish(&reason)
             {
-                below.extend(children.into_values());
+                below.extend(children);
             }
         }
     }
 
     /// Makes this node done, starts its functions, and returns its children, or None if it was done
     /// before.
-    fn finish(&self, reason: &Reason) -> Option<HashMap<usize, Weak<CancelNode>>> {
+    fn finish(&self, reason: &Reason) -> Option<Map<usize, Weak<CancelNode>>> {
         let mut state = self.state.lock();
         if state.reason.is_some() {
             drop(state);

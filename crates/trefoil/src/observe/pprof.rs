@@ -13,8 +13,8 @@
 
 use super::protobuf::Message;
 use crate::sched::labels::LabelSet;
+use crate::sys::map::Map;
 use crate::sys::sort::{sort_by, sort_by_key};
-use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -157,7 +157,7 @@ impl Group {
 }
 
 /// The groups of a profile. Groups with different ids of goroutines are different samples.
-pub(super) type GroupsByFrames = HashMap<(SampleKey, Option<u64>), Group>;
+pub(super) type GroupsByFrames = Map<(SampleKey, Option<u64>), Group>;
 
 #[derive(Clone, Debug)]
 struct Sample {
@@ -359,20 +359,20 @@ struct Encoder<'a> {
 
 /// Values and their numbers, from 0.
 struct Numbers<T> {
-    known: HashMap<T, u64>,
+    known: Map<T, u64>,
     all: Vec<T>,
 }
 
 impl<T> Default for Numbers<T> {
     fn default() -> Self {
-        Numbers { known: HashMap::new(), all: Vec::new() }
+        Numbers { known: Map::new(), all: Vec::new() }
     }
 }
 
 impl<T: Copy + Eq + std::hash::Hash> Numbers<T> {
     /// Returns the number of `thing`, which is a new one at first use.
     fn of(&mut self, thing: T) -> u64 {
-        *self.known.entry(thing).or_insert_with(|| {
+        *self.known.get_or_insert_with(thing, || {
             self.all.push(thing);
             self.all.len() as u64 - 1
         })

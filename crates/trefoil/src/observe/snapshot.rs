@@ -14,8 +14,8 @@ use crate::sched::runnable::RunHead;
 use crate::sched::task::state::{Generation, TaskSnapshot};
 use crate::sched::task::{Task, block};
 use crate::sched::{Sched, current_g};
+use crate::sys::map::Set;
 use crate::sys::sort::sort_by_key;
-use std::collections::HashSet;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -236,7 +236,7 @@ pub(super) fn subjects(sched: &Sched) -> Vec<(u64, Subject)> {
 /// ([`Subject::is_still`]).
 pub(super) fn for_each_subject(sched: &Sched, f: &mut dyn FnMut(u64, Subject)) {
     // Tasks that a carrier polls: they are not listed a second time.
-    let mut polled: HashSet<*const Task> = HashSet::new();
+    let mut polled: Set<*const Task> = Set::new();
     g::for_each(&mut |g| {
         if g.status() == Status::Dead || !std::ptr::eq(g.sched_hint(), sched) {
             return;

@@ -282,6 +282,28 @@ pub(crate) const LAYOUT: &[(&str, usize)] = &[
 /// The factor of [`Sched::holder_salt`].
 const HOLDER_SALT_FACTOR: u32 = 0x9E37_79B9;
 
+/// The Ps that were made, by id. A type of its own, because the adapters of std are compiled anew for
+/// each of thirty users.
+pub(crate) struct AllPs<'a> {
+    sched: &'a Sched,
+    next: u32,
+    made: u32,
+}
+
+impl Iterator for AllPs<'_> {
+    type Item = &'static P;
+
+    fn next(&mut self) -> Option<&'static P> {
+        while self.next < self.made {
+            self.next += 1;
+            if let Some(p) = self.sched.p(self.next - 1) {
+                return Some(p);
+            }
+        }
+        None
+    }
+}
+
 impl Sched {
     /// Starts a scheduler with `procs` Ps and its first threads.
     pub(crate) fn start(procs: usize, config: Config) -> io::Result<Arc<Sched>> {
@@ -444,8 +466,8 @@ impl Sched {
         self.ps_made.load(Ordering::Acquire)
     }
 
-    pub(crate) fn all_ps(&self) -> impl Iterator<Item = &'static P> + '_ {
-        (0..self.ps_made()).filter_map(|id| self.p(id))
+    pub(crate) fn all_ps(&self) -> AllPs<'_> {
+        AllPs { sched: self, next: 0, made: self.ps_made() }
     }
 
     /// Returns whether no goroutine runs or is runnable, and no timer, descriptor or signal handler

@@ -76,11 +76,17 @@ fn procs_for(affinity: usize, quota: Option<usize>) -> usize {
 fn cgroup_cpus(root: &Path) -> Option<usize> {
     let cgroups = parse_cgroups(&read(&root.join("proc/self/cgroup"))?);
     let mounts = parse_mounts(&read(&root.join("proc/self/mountinfo"))?);
-    let levels = cgroups.iter().flat_map(|cgroup| {
-        let mounts = mounts.iter().filter(|mount| mount.version == cgroup.version);
-        mounts.flat_map(|mount| levels(root, mount, cgroup))
-    });
-    levels.filter_map(|(version, dir)| limit(version, &dir)).min()
+    let mut least = None;
+    for cgroup in &cgroups {
+        for mount in mounts.iter().filter(|mount| mount.version == cgroup.version) {
+            for dir in levels(root, mount, cgroup) {
+                if let Some(cpus) = limit(cgroup.version, &dir) {
+                    least = Some(least.map_or(cpus, |least: usize| least.min(cpus)));
+                }
+            }
+        }
+    }
+    least
 }
 
 /// Reads a file. Paths in it may contain bytes that are not UTF-8: such a level is not found and is
@@ -169,14 +175,14 @@ fn unescape(field: &str) -> PathBuf {
 ///
 /// The list is empty if the mount shows another part of the hierarchy. A directory that does not
 /// exist (a container whose paths are the host's, a deleted cgroup) reads as no limit later.
-fn levels(root: &Path, mount: &Mount, cgroup: &Cgroup) -> Vec<(Version, PathBuf)> {
+fn levels(root: &Path, mount: &Mount, cgroup: &Cgroup) -> Vec<PathBuf> {
     let Ok(below) = cgroup.path.strip_prefix(&mount.root) else { return Vec::new() };
     // `..` leads out of the cgroup namespace, to a cgroup whose name is not visible here.
     if below.components().any(|part| part == Component::ParentDir) {
         return Vec::new();
     }
     let point = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
-    below.ancestors().map(|level| (cgroup.version, point.join(level))).collect()
+    below.ancestors().map(|level| point.join(level)).collect()
 }
 
 /// Returns the limit that the files in this directory set.

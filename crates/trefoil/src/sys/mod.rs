@@ -1,5 +1,5 @@
 //! System-call wrappers and what is built on them alone (locks, parking, clocks, the environment);
-//! and a map and a sort that compile quickly.
+//! and maps and a sort that compile quickly.
 //!
 //! Nothing here knows goroutines, except that their thread-local storage may be current.
 
@@ -14,6 +14,7 @@ pub(crate) mod frame_waiter;
 pub(crate) mod free_list;
 pub(crate) mod futex;
 pub(crate) mod lock;
+pub(crate) mod map;
 pub(crate) mod mm;
 pub(crate) mod objects;
 pub(crate) mod outputs;

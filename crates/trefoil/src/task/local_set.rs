@@ -7,8 +7,8 @@ use crate::sched::task::local::{self, LocalHome};
 use crate::sched::task::state::Generation;
 use crate::sched::task::waker::{self, TaskWaiter};
 use crate::sched::wait;
+use crate::sys::map::Map;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
@@ -53,7 +53,7 @@ thread_local! {
 pub struct LocalSet {
     home: Arc<LocalHome>,
     /// The tasks that have not ended.
-    tasks: RefCell<HashMap<*const Task, Generation>>,
+    tasks: RefCell<Map<*const Task, Generation>>,
     waiter: RefCell<TaskWaiter>,
     /// It is neither Send nor Sync.
     not_send: PhantomData<*const ()>,
@@ -184,7 +184,7 @@ impl Drop for LocalSet {
         // Destructors of futures may spawn into the set, and may look at it.
         let _current = self.enter();
         while !self.is_empty() {
-            let tasks: Vec<_> = self.tasks.borrow().iter().map(|(&t, &g)| (t, g)).collect();
+            let tasks: Vec<_> = self.tasks.borrow().entries().to_vec();
             for (task, generation) in tasks {
                 // SAFETY: blocks of tasks are never freed.
                 let task = unsafe { &*task };

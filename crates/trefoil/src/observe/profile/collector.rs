@@ -17,9 +17,10 @@ use crate::sched::monitor::helper;
 use crate::sched::sample::{self, Sample, SampleKind};
 use crate::sched::wait::reason::WaitReason;
 use crate::sys::clock::{Nanos, now};
+use crate::sys::map::Map;
 use crate::sys::realtime;
 use crate::sys::syscalls;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -62,7 +63,7 @@ struct RawKey {
 /// Samples of one kind.
 struct Run {
     began: SystemTime,
-    counts: HashMap<RawKey, Values>,
+    counts: Map<RawKey, Values>,
     /// The counter of the ring when the run began.
     lost_before: u64,
     /// Values of samples beyond [`STACKS_MAX`].
@@ -73,7 +74,7 @@ impl Run {
     fn new(kind: SampleKind) -> Run {
         Run {
             began: SystemTime::now(),
-            counts: HashMap::new(),
+            counts: Map::new(),
             lost_before: sample::lost(kind),
             dropped: 0,
         }
@@ -88,7 +89,7 @@ impl Run {
             self.dropped += value;
             return;
         }
-        let sum = self.counts.entry(key).or_default();
+        let sum = self.counts.get_or_default(key);
         sum.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.saturating_add(value));
     }
 }
@@ -329,7 +330,7 @@ pub(crate) fn waits(kind: SampleKind) -> Profile {
     // Copied, because it takes long to find the names, and the ring must be emptied meanwhile.
     let (lost, began, counts) = match collected.run(kind) {
         Some(run) => (run.lost(kind), run.began, run.counts.clone()),
-        None => (0, SystemTime::now(), HashMap::new()),
+        None => (0, SystemTime::now(), Map::new()),
     };
     drop(collected);
     profile(profile_kind, 1, lost, began, counts)
@@ -380,7 +381,7 @@ fn profile(
     period: u64,
     lost: u64,
     began: SystemTime,
-    counts: HashMap<RawKey, Values>,
+    counts: Map<RawKey, Values>,
 ) -> Profile {
     let mut symbols = SymbolCache::default();
     let mut by_frames = GroupsByFrames::new();
@@ -395,7 +396,7 @@ fn profile(
         }
         let key = SampleKey { stack, state: raw.state, labels: raw.labels };
         let group = Group { values, id: raw.id };
-        by_frames.entry((key, raw.id)).or_default().add(kind, group);
+        by_frames.get_or_default((key, raw.id)).add(kind, group);
     }
     Profile::new(kind, began, period, lost, by_frames)
 }

@@ -23,7 +23,7 @@ use super::waits;
 use crate::sched::Sched;
 use crate::sched::g::Status;
 use crate::sched::labels::LabelSet;
-use std::collections::{HashMap, HashSet};
+use crate::sys::map::{Map, Set};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -77,7 +77,7 @@ pub(crate) fn leaks(sched: &Sched) -> Profile {
     let members = deadlocks.iter().flat_map(|deadlock| &deadlock.members);
     // A deadlock may have members of other runtimes.
     let own = members.filter(|member| member.runtime == std::ptr::from_ref(sched).addr());
-    let ids: HashSet<u64> = own.map(|member| member.goroutine.who.id).collect();
+    let ids: Set<u64> = own.map(|member| member.goroutine.who.id).collect();
     take(sched, ProfileKind::Leaks, &|snapshot| {
         ids.contains(&snapshot.subject.id()).then(|| age(sched, snapshot)).flatten()
     })
@@ -97,20 +97,20 @@ fn age(sched: &Sched, snapshot: &Snapshot) -> Option<Values> {
 /// Takes a profile of the goroutines for which `values` returns values.
 fn take(sched: &Sched, kind: ProfileKind, values: &dyn Fn(&Snapshot) -> Option<Values>) -> Profile {
     let taken = SystemTime::now();
-    let mut by_address: HashMap<RawKey, Group> = HashMap::new();
+    let mut by_address: Map<RawKey, Group> = Map::new();
     snapshot::for_each(sched, |snapshot| {
         let Some(values) = values(&snapshot) else { return };
         let one = Group { values, id: Some(snapshot.subject.id()) };
         let (state, labels) = (snapshot.state(), snapshot.subject.labels());
         let key = (RawStack::of(snapshot), state, labels);
-        by_address.entry(key).or_default().add(kind, one);
+        by_address.get_or_default(key).add(kind, one);
     });
     let mut symbols = SymbolCache::default();
     let mut by_frames = GroupsByFrames::new();
     for ((stack, state, labels), group) in by_address {
         let stack = stack.frames(&mut symbols);
         let key = SampleKey { stack, state: Some(state), labels };
-        by_frames.entry((key, None)).or_default().add(kind, group);
+        by_frames.get_or_default((key, None)).add(kind, group);
     }
     Profile::new(kind, taken, 1, 0, by_frames)
 }

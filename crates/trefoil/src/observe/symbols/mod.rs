@@ -12,34 +12,33 @@ mod tests;
 
 pub(super) use loaded::Resolver;
 
-use std::collections::HashMap;
+use crate::sys::map::Map;
 use std::sync::Arc;
 use trefoil_symbols::{FRAMES_SHOWN_MAX, Frame, FrameKind, Resolved, demangle, shown};
 
 /// A cache of resolved addresses.
 #[derive(Default)]
-pub(super) struct SymbolCache(HashMap<u64, Vec<Resolved>>);
+pub(super) struct SymbolCache(Map<u64, Vec<Resolved>>);
 
 impl SymbolCache {
     /// Returns the frames at `addresses`, innermost first, without those of the runtime at both
     /// ends.
     pub(super) fn frames(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
-        self.resolve_all(addresses);
-        shown(addresses.iter().flat_map(|address| &self.0[address]))
+        shown(self.resolve_all(addresses).into_iter())
     }
 
     /// Returns the frames of code that runs, innermost first: without those that start a goroutine,
     /// but with those of the runtime that it has called.
     pub(super) fn frames_of_running(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
-        self.resolve_all(addresses);
-        let mut all: Vec<&Resolved> = addresses.iter().flat_map(|a| &self.0[a]).collect();
+        let mut all = self.resolve_all(addresses);
         // If the program's code is not involved, everything is shown.
         let is_user = |(kind, _): &&Resolved| *kind == FrameKind::User;
         if let Some(outermost) = all.iter().rposition(is_user) {
             all.truncate(outermost + 1);
             all.retain(|(kind, _)| *kind != FrameKind::Bottom);
         }
-        all.into_iter().take(FRAMES_SHOWN_MAX).map(|(_, frame)| frame.clone()).collect()
+        all.truncate(FRAMES_SHOWN_MAX);
+        all.iter().map(|(_, frame)| frame.clone()).collect()
     }
 
     /// Returns the innermost frame that belongs to the program: not to the runtime, to std or, if
@@ -47,8 +46,7 @@ impl SymbolCache {
     pub(super) fn frame_of_program(&mut self, addresses: &[u64]) -> Option<Arc<Frame>> {
         let mut first = None;
         for address in addresses {
-            self.resolve_all(&[*address]);
-            for (kind, frame) in &self.0[address] {
+            for (kind, frame) in self.resolve_all(&[*address]) {
                 let is_unknown = frame.file.is_empty() && frame.name.starts_with("0x");
                 if *kind != FrameKind::User || frame.is_library() || is_unknown {
                     continue;
@@ -62,10 +60,16 @@ impl SymbolCache {
         first
     }
 
-    fn resolve_all(&mut self, addresses: &[u64]) {
+    /// Returns the frames of all `addresses`, in their order.
+    fn resolve_all(&mut self, addresses: &[u64]) -> Vec<&Resolved> {
         for &address in addresses {
-            self.0.entry(address).or_insert_with(|| resolve(address));
+            self.0.get_or_insert_with(address, || resolve(address));
         }
+        let mut all = Vec::new();
+        for address in addresses {
+            all.extend(&self.0[address]);
+        }
+        all
     }
 }
 

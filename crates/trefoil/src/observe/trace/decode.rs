@@ -144,10 +144,8 @@ pub(super) struct Event {
 /// The events of all rings.
 pub(super) struct Trace<'a> {
     pub(super) snapshot: &'a Snapshot,
-    /// By the id of the P.
-    pub(super) ps: Vec<Vec<Event>>,
-    /// Of threads without a P.
-    pub(super) outside: Vec<Event>,
+    /// Those of the Ps, by id, then those of threads without a P.
+    pub(super) rings: Vec<Vec<Event>>,
 }
 
 /// A mark of one ring.
@@ -161,31 +159,32 @@ impl<'a> Trace<'a> {
     pub(super) fn new(snapshot: &'a Snapshot) -> Trace<'a> {
         let record = &snapshot.record;
         let marks = marks(record);
-        let ps = record.ps.iter().zip(&marks).map(|(ring, marks)| {
+        let mut rings = Vec::new();
+        for (i, ring) in record.rings().enumerate() {
             let mut events = Decoder::new(ring, record.copied).decode();
-            narrow(&mut events, marks);
-            events.into_iter().map(|(_, event)| event).collect()
-        });
-        let outside = Decoder::new(&record.outside, record.copied).decode();
-        Trace {
-            snapshot,
-            ps: ps.collect(),
-            outside: outside.into_iter().map(|(_, event)| event).collect(),
+            // Threads without a P have no marks.
+            if let Some(marks) = marks.get(i) {
+                narrow(&mut events, marks);
+            }
+            let mut ring = Vec::with_capacity(events.len());
+            ring.extend(events.iter().map(|&(_, event)| event));
+            rings.push(ring);
         }
-    }
-
-    /// Returns the events by ring: those of the Ps, then those of threads without a P.
-    pub(super) fn rings(&self) -> impl Iterator<Item = &[Event]> {
-        self.ps.iter().chain([&self.outside]).map(Vec::as_slice)
+        Trace { snapshot, rings }
     }
 
     /// Returns whether a goroutine or task is a task, and the address of the place where it was
     /// started, if its start was recorded.
     pub(super) fn creation(&self, of: u64) -> Option<(bool, u64)> {
-        self.rings().flatten().find_map(|event| match event.what {
-            What::Create { id, is_task, place, .. } if id == of => Some((is_task, place)),
-            _ => None,
-        })
+        for event in self.rings.iter().flatten() {
+            match event.what {
+                What::Create { id, is_task, place, .. } if id == of => {
+                    return Some((is_task, place));
+                }
+                _ => {}
+            }
+        }
+        None
     }
 
     /// Returns what an address in an event stands for.

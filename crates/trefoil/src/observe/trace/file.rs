@@ -19,7 +19,7 @@ use super::wakes::{PlacedWake, Wakes};
 use super::{Origin, Snapshot};
 use crate::sched::MAX_PROCS;
 use crate::sched::record::{RecordCopy, RingCopy, Word};
-use std::collections::HashMap;
+use crate::sys::map::Map;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
@@ -126,13 +126,13 @@ fn get_ring(from: &mut impl Read) -> io::Result<RingCopy> {
 
 /// Each place is written once.
 fn put_wakes(to: &mut impl Write, wakes: &[PlacedWake]) -> io::Result<()> {
-    let mut numbers: HashMap<&str, u64> = HashMap::new();
+    let mut numbers: Map<&str, u64> = Map::new();
     for wake in wakes {
         let next = numbers.len() as u64;
-        numbers.entry(&wake.place).or_insert(next);
+        numbers.get_or_insert_with(&wake.place, || next);
     }
     put(to, numbers.len() as u64)?;
-    for (place, number) in &numbers {
+    for (place, number) in numbers.entries() {
         put(to, *number)?;
         put_text(to, place)?;
     }
@@ -153,7 +153,7 @@ fn get_wakes(from: &mut impl Read) -> io::Result<Vec<PlacedWake>> {
         return Ok(Vec::new());
     }
     let from = &mut (&next[..]).chain(from);
-    let places: HashMap<u64, Arc<str>> =
+    let places: Map<u64, Arc<str>> =
         get_texts(from)?.into_iter().map(|(number, place)| (number, place.into())).collect();
     let mut wakes = Vec::new();
     for _ in 0..get(from)? {
@@ -164,10 +164,10 @@ fn get_wakes(from: &mut impl Read) -> io::Result<Vec<PlacedWake>> {
     Ok(wakes)
 }
 
-fn put_texts(to: &mut impl Write, texts: &HashMap<u64, Box<str>>) -> io::Result<()> {
+fn put_texts(to: &mut impl Write, texts: &Map<u64, Box<str>>) -> io::Result<()> {
     put(to, texts.len() as u64)?;
-    for (&key, text) in texts {
-        put(to, key)?;
+    for (key, text) in texts.entries() {
+        put(to, *key)?;
         put_text(to, text)?;
     }
     Ok(())
@@ -178,8 +178,8 @@ fn put_text(to: &mut impl Write, text: &str) -> io::Result<()> {
     to.write_all(text.as_bytes())
 }
 
-fn get_texts(from: &mut impl Read) -> io::Result<HashMap<u64, Box<str>>> {
-    let mut texts = HashMap::new();
+fn get_texts(from: &mut impl Read) -> io::Result<Map<u64, Box<str>>> {
+    let mut texts = Map::new();
     for _ in 0..get(from)? {
         let key = get(from)?;
         texts.insert(key, get_text(from)?);

@@ -6,7 +6,7 @@
 
 use super::decode::{Call, Cause, Event, Trace, What, When};
 use crate::sched::record::Stop;
-use std::collections::HashMap;
+use crate::sys::map::Map;
 use std::time::Duration;
 
 /// What a goroutine or task does for a while.
@@ -137,13 +137,13 @@ type Step = (usize, Event);
 
 impl Trace<'_> {
     /// Returns the lives of all goroutines and tasks, by id.
-    pub(super) fn lives(&self) -> HashMap<u64, Life> {
+    pub(super) fn lives(&self) -> Map<u64, Life> {
         // By ring, each in its order.
-        let mut steps: HashMap<u64, Vec<Vec<Step>>> = HashMap::new();
-        for (ring, events) in self.rings().enumerate() {
+        let mut steps: Map<u64, Vec<Vec<Step>>> = Map::new();
+        for (ring, events) in self.rings.iter().enumerate() {
             for &event in events {
                 let Some(id) = event.what.subject() else { continue };
-                let rings = steps.entry(id).or_default();
+                let rings = steps.get_or_default(id);
                 match rings.last_mut() {
                     Some(last) if last[0].0 == ring => last.push((ring, event)),
                     _ => rings.push(vec![(ring, event)]),
@@ -153,6 +153,13 @@ impl Trace<'_> {
         let end = self.snapshot.record.copied;
         steps.into_iter().map(|(id, rings)| (id, life(in_order(rings), end))).collect()
     }
+}
+
+/// Returns the ids of goroutines and tasks in ascending order.
+pub(super) fn ids(lives: &Map<u64, Life>) -> Vec<u64> {
+    let mut ids: Vec<u64> = lives.keys().copied().collect();
+    ids.sort_unstable();
+    ids
 }
 
 /// Returns whether `step` can follow while the goroutine is in `state`.

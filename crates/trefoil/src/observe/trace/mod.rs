@@ -33,8 +33,8 @@ use crate::sys::clock::Nanos;
 pub use lives::Times;
 pub use watches::WatchError;
 
+use crate::sys::map::Map;
 use decode::Trace;
-use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::panic::Location;
 use std::path::{Path, PathBuf};
@@ -60,9 +60,9 @@ pub struct Snapshot {
     record: RecordCopy,
     /// What addresses in words stand for: a place, or a text of the program. Collected when it is
     /// first asked for, or read from a file.
-    texts: OnceLock<HashMap<u64, Box<str>>>,
+    texts: OnceLock<Map<u64, Box<str>>>,
     /// The names of goroutines and tasks that were alive, by id.
-    names: HashMap<u64, Box<str>>,
+    names: Map<u64, Box<str>>,
     /// Empty if it was read from a file of version 1 or 2.
     wakes: Wakes,
     /// None if it was read from a file of version 1.
@@ -102,7 +102,7 @@ fn program_name() -> Box<str> {
 pub(crate) fn snapshot(sched: &Sched, deadline: Nanos) -> Option<Snapshot> {
     let record = sched.copy_record(deadline)?;
     let wakes = Wakes::of(record.waker_samples, deadline);
-    let mut names = HashMap::new();
+    let mut names = Map::new();
     snapshot::for_each_name(sched, |id, name| _ = names.insert(id, name.into()));
     let origin = Some(Origin::here(record.since_end));
     Some(Snapshot { record, texts: OnceLock::new(), names, wakes, origin })
@@ -137,12 +137,12 @@ fn text_of(word: Word) -> Box<str> {
 
 impl Snapshot {
     /// Returns what the addresses in words stand for.
-    fn texts(&self) -> &HashMap<u64, Box<str>> {
+    fn texts(&self) -> &Map<u64, Box<str>> {
         self.texts.get_or_init(|| {
-            let mut texts = HashMap::new();
+            let mut texts = Map::new();
             let words = self.record.rings().flat_map(|ring| &ring.words);
             for word in words.filter(|word| word.has_text()) {
-                texts.entry(word.text_key()).or_insert_with(|| text_of(*word));
+                texts.get_or_insert_with(word.text_key(), || text_of(*word));
             }
             texts
         })
@@ -163,9 +163,7 @@ impl Snapshot {
     /// ```
     pub fn goroutines(&self) -> Vec<u64> {
         let trace = Trace::new(self);
-        let mut ids: Vec<u64> = trace.lives().into_keys().collect();
-        ids.sort_unstable();
-        ids
+        lives::ids(&trace.lives())
     }
 
     /// Returns how long a goroutine or task ran, was runnable and waited, as far as it was
@@ -243,11 +241,9 @@ impl Snapshot {
     pub fn why_all(&self) -> Vec<(u64, String)> {
         let trace = Trace::new(self);
         let lives = trace.lives();
-        let mut ids: Vec<u64> = lives.keys().copied().collect();
-        ids.sort_unstable();
         let explainer = Explainer::new(&trace, &lives);
         let text = |id| why::why(&explainer, id).map(|text| (id, text));
-        ids.into_iter().filter_map(text).collect()
+        lives::ids(&lives).into_iter().filter_map(text).collect()
     }
 
     /// Returns the id of the process that was recorded. None if it was read from a file of the

@@ -15,9 +15,9 @@ use super::decode::{Call, Cause, Event, Trace, What, When};
 use super::lives::{Life, State};
 use crate::observe::protobuf::Message;
 use crate::sched::record::Stop;
+use crate::sys::map::Map;
 use crate::sys::sort::{sort_by, sort_by_key};
 use std::borrow::Cow;
-use std::collections::HashMap;
 
 /// The id of the only packet sequence.
 const SEQUENCE: u64 = 1;
@@ -38,7 +38,7 @@ const CLOCK_REALTIME: u64 = 1;
 
 /// Encodes a recording.
 pub(super) fn encode(trace: &Trace<'_>) -> Vec<u8> {
-    let (flows, regions) = (HashMap::new(), Vec::new());
+    let (flows, regions) = (Map::new(), Vec::new());
     Encoder { trace, out: Message::default(), flows, next_flow: 1, regions }.encode()
 }
 
@@ -46,7 +46,7 @@ struct Encoder<'a> {
     trace: &'a Trace<'a>,
     out: Message,
     /// The flow of the last wake-up of a goroutine that has not run since.
-    flows: HashMap<u64, u64>,
+    flows: Map<u64, u64>,
     next_flow: u64,
     /// The region tracks, at most [`GOROUTINE_TRACKS`].
     regions: Vec<RegionTrack>,
@@ -70,14 +70,14 @@ impl Encoder<'_> {
         if let Some(nanos) = wall_clock {
             self.wall_clock(nanos);
         }
-        let rings: Vec<&[Event]> = self.trace.rings().collect();
+        let rings = &self.trace.rings;
         let outside = rings.len() - 1;
         for ring in 0..rings.len() {
             let name =
                 if ring == outside { "threads without a P".into() } else { format!("P{ring}") };
             self.track(track_of(ring), &name);
         }
-        for (at, ring, event) in in_order(&rings) {
+        for (at, ring, event) in in_order(rings) {
             match event.what {
                 What::RegionBegin { id, text } => self.region_begins(at, id, text),
                 What::RegionEnd { id } => self.region_ends(at, id),
@@ -105,7 +105,8 @@ impl Encoder<'_> {
             let times = life.times();
             times.waiting.saturating_add(times.runnable).saturating_add(times.without_p)
         };
-        let mut longest: Vec<_> = lives.iter().map(|(&id, life)| (waited(life), id)).collect();
+        let mut longest: Vec<_> =
+            lives.entries().iter().map(|(id, life)| (waited(life), *id)).collect();
         sort_by(&mut longest, |a, b| b.cmp(a));
         for (i, (_, id)) in longest.into_iter().take(GOROUTINE_TRACKS).enumerate() {
             let track = FIRST_GOROUTINE_TRACK + i as u64;
@@ -315,20 +316,20 @@ fn cause_text(by: Cause) -> String {
 
 /// Returns all events, each with a time and its ring, by time. What was woken runs later than its
 /// wake-up: the flow would be lost otherwise.
-fn in_order(rings: &[&[Event]]) -> Vec<(u64, usize, Event)> {
+fn in_order(rings: &[Vec<Event>]) -> Vec<(u64, usize, Event)> {
     let mut at: Vec<Vec<u64>> = rings.iter().map(|events| times(events)).collect();
     // The wake-ups and the runs of each goroutine.
-    let mut steps: HashMap<u64, [Vec<(usize, usize)>; 2]> = HashMap::new();
+    let mut steps: Map<u64, [Vec<(usize, usize)>; 2]> = Map::new();
     for (ring, i) in by_time(rings, &at) {
         match rings[ring][i].what {
             What::Create { id, .. } | What::Ready { id, .. } => {
-                steps.entry(id).or_default()[0].push((ring, i));
+                steps.get_or_default(id)[0].push((ring, i));
             }
-            What::Run { id } => steps.entry(id).or_default()[1].push((ring, i)),
+            What::Run { id } => steps.get_or_default(id)[1].push((ring, i)),
             _ => {}
         }
     }
-    for [wakes, runs] in steps.into_values() {
+    for (_, [wakes, runs]) in steps {
         let mut wakes = wakes.into_iter().peekable();
         for (ring, i) in runs {
             let latest = rings[ring][i].when.latest;
@@ -346,9 +347,11 @@ fn in_order(rings: &[&[Event]]) -> Vec<(u64, usize, Event)> {
 }
 
 /// Returns the ring and the index of every event, by time. Events of one ring stay in their order.
-fn by_time(rings: &[&[Event]], at: &[Vec<u64>]) -> Vec<(usize, usize)> {
-    let indices = |(ring, events): (usize, &&[Event])| (0..events.len()).map(move |i| (ring, i));
-    let mut all: Vec<(usize, usize)> = rings.iter().enumerate().flat_map(indices).collect();
+fn by_time(rings: &[Vec<Event>], at: &[Vec<u64>]) -> Vec<(usize, usize)> {
+    let mut all = Vec::new();
+    for (ring, events) in rings.iter().enumerate() {
+        all.extend((0..events.len()).map(|i| (ring, i)));
+    }
     sort_by_key(&mut all, |&(ring, i)| at[ring][i]);
     all
 }

@@ -6,8 +6,8 @@
 //! tree finds the longest.
 
 use super::lives::{Life, State};
+use crate::sys::map::Map;
 use crate::sys::sort::sort_by;
-use std::collections::HashMap;
 use std::ops::Range;
 
 /// The most turns that are summed up by goroutine. If there are more, only the longest are used.
@@ -107,17 +107,17 @@ pub(super) enum Others {
 pub(super) struct Turns(Vec<TurnsOfP>);
 
 impl Turns {
-    pub(super) fn new(lives: &HashMap<u64, Life>) -> Turns {
-        let mut by_p: HashMap<u32, Vec<Turn>> = HashMap::new();
-        for (&id, life) in lives {
+    pub(super) fn new(lives: &Map<u64, Life>) -> Turns {
+        let mut by_p: Map<u32, Vec<Turn>> = Map::new();
+        for &(id, ref life) in lives.entries() {
             for span in &life.spans {
                 if let State::Running(p) = span.state {
                     let (begin, end) = (span.begin.middle(), span.end.middle());
-                    by_p.entry(p).or_default().push(Turn { begin, end, id });
+                    by_p.get_or_default(p).push(Turn { begin, end, id });
                 }
             }
         }
-        Turns(by_p.into_values().map(TurnsOfP::new).collect())
+        Turns(by_p.into_iter().map(|(_, turns)| TurnsOfP::new(turns)).collect())
     }
 
     /// Returns the goroutines and tasks that ran longest between two times, at most `max`. If there
@@ -125,11 +125,11 @@ impl Turns {
     pub(super) fn between(&self, from: u64, to: u64, max: usize) -> Ran {
         let ranges: Vec<_> = self.0.iter().map(|of_p| (of_p, of_p.between(from, to))).collect();
         let count: usize = ranges.iter().map(|(_, range)| range.len()).sum();
-        let mut sums: HashMap<u64, u64> = HashMap::new();
+        let mut sums: Map<u64, u64> = Map::new();
         let mut add = |turn: &Turn| {
             let nanos = turn.nanos_between(from, to);
             if nanos != 0 {
-                let sum = sums.entry(turn.id).or_default();
+                let sum = sums.get_or_default(turn.id);
                 *sum = sum.saturating_add(nanos);
             }
         };

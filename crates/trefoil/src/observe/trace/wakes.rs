@@ -9,6 +9,7 @@ use crate::observe::profile::collector::{self, Wake};
 use crate::observe::symbols::SymbolCache;
 use crate::sched::monitor::helper;
 use crate::sys::clock::{Nanos, now};
+use crate::sys::sort::sort_by_key;
 use std::num::NonZeroU16;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -48,7 +49,7 @@ impl Wakes {
 
     /// Returns the wake-ups that were read from a file.
     pub(super) fn read(mut placed: Vec<PlacedWake>) -> Wakes {
-        placed.sort_by_key(|wake| (wake.woken, wake.at));
+        sort_by_key(&mut placed, |wake| (wake.woken, wake.at));
         Wakes { sampled: Arc::default(), placed: Arc::new(placed.into()) }
     }
 
@@ -101,6 +102,6 @@ fn place(sampled: &[Wake]) -> Vec<PlacedWake> {
         let Wake { woken, at, waker, .. } = *wake;
         placed.push(PlacedWake { woken, at, waker, place });
     }
-    placed.sort_by_key(|wake| (wake.woken, wake.at));
+    sort_by_key(&mut placed, |wake| (wake.woken, wake.at));
     placed
 }

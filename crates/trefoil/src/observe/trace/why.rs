@@ -5,7 +5,7 @@ use super::lives::{Life, Span, State};
 use super::turns::{Others, Turns};
 use crate::sched::monitor::preempt::PreemptRefusal;
 use crate::sched::record::Stop;
-use std::collections::HashMap;
+use crate::sys::map::Map;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -19,18 +19,18 @@ const NAMED_MAX: usize = 4;
 /// What explanations are made from.
 pub(super) struct Explainer<'a> {
     trace: &'a Trace<'a>,
-    lives: &'a HashMap<u64, Life>,
+    lives: &'a Map<u64, Life>,
     turns: Turns,
     /// By goroutine: when it refused to stop, and why.
-    refusals: HashMap<u64, Vec<(u64, PreemptRefusal)>>,
+    refusals: Map<u64, Vec<(u64, PreemptRefusal)>>,
 }
 
 impl<'a> Explainer<'a> {
-    pub(super) fn new(trace: &'a Trace<'a>, lives: &'a HashMap<u64, Life>) -> Explainer<'a> {
-        let mut refusals: HashMap<u64, Vec<(u64, PreemptRefusal)>> = HashMap::new();
-        for event in trace.rings().flatten() {
+    pub(super) fn new(trace: &'a Trace<'a>, lives: &'a Map<u64, Life>) -> Explainer<'a> {
+        let mut refusals: Map<u64, Vec<(u64, PreemptRefusal)>> = Map::new();
+        for event in trace.rings.iter().flatten() {
             if let What::Refused { id, why } = event.what {
-                refusals.entry(id).or_default().push((event.when.middle(), why));
+                refusals.get_or_default(id).push((event.when.middle(), why));
             }
         }
         Explainer { trace, lives, turns: Turns::new(lives), refusals }
@@ -85,7 +85,7 @@ pub(super) fn blocked_in(life: &Life, nanos: u64) -> Option<String> {
 }
 
 /// Returns a goroutine's kind, id, name, and where it was started.
-fn describe(trace: &Trace<'_>, lives: &HashMap<u64, Life>, id: u64) -> String {
+fn describe(trace: &Trace<'_>, lives: &Map<u64, Life>, id: u64) -> String {
     let created =
         lives.get(&id).and_then(|life| life.created.map(|(place, _)| (life.is_task, place)));
     title(trace, created, id)
@@ -104,7 +104,7 @@ pub(super) fn title(trace: &Trace<'_>, created: Option<(bool, u64)>, id: u64) ->
     text
 }
 
-fn cause(trace: &Trace<'_>, lives: &HashMap<u64, Life>, by: Cause) -> String {
+fn cause(trace: &Trace<'_>, lives: &Map<u64, Life>, by: Cause) -> String {
     match by {
         Cause::Goroutine(id) => describe(trace, lives, id),
         Cause::Timer(late) if late >= 1_000 => format!("a timer, {} late", time(late)),

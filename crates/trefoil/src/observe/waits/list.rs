@@ -10,8 +10,8 @@ use super::report::{Goroutine, Kind, Place, Places};
 use super::{Graph, Wait};
 use crate::sched::Sched;
 use crate::sched::g::Status;
+use crate::sys::map::{Map, Set};
 use crate::sys::sort::{sort_by, sort_by_key};
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(crate) fn goroutines(sched: &Sched) -> Vec<Goroutine> {
 
 /// Returns the goroutines and tasks of `sched` with these ids, in no order, without what they wait
 /// for. Those that have ended are left out.
-pub(crate) fn with_ids(sched: &Sched, ids: &HashSet<u64>) -> Vec<Goroutine> {
+pub(crate) fn with_ids(sched: &Sched, ids: &Set<u64>) -> Vec<Goroutine> {
     let mut found = Vec::new();
     snapshot::for_each_subject(sched, &mut |id, subject| {
         if ids.contains(&id) {
@@ -137,7 +137,7 @@ type AlikeKey = (bool, *const u8, *const Location<'static>, *const u8, usize);
 /// Returns the goroutines and tasks of `sched` in groups, the largest first.
 pub(crate) fn groups(sched: &Sched) -> Vec<GoroutineGroup> {
     let mut sets: Vec<Alike> = Vec::new();
-    let mut index: HashMap<AlikeKey, usize> = HashMap::new();
+    let mut index: Map<AlikeKey, usize> = Map::new();
     // The set of the last one: the next one is often of the same.
     let mut last: Option<(AlikeKey, usize)> = None;
     let now = sched.millis();
@@ -161,7 +161,7 @@ pub(crate) fn groups(sched: &Sched) -> Vec<GoroutineGroup> {
         let key = (kind == Kind::Task, text, created_at as *const _, function.as_ptr(), depth);
         let i = match last {
             Some((same, i)) if same == key => i,
-            _ => *index.entry(key).or_insert_with(|| {
+            _ => *index.get_or_insert_with(key, || {
                 sets.push(Alike {
                     kind,
                     status,
@@ -195,7 +195,7 @@ fn merge(sets: Vec<Alike>) -> Vec<GoroutineGroup> {
     let mut places = Places::new();
     type Key = (Kind, &'static str, &'static Location<'static>, &'static str, Option<Place>);
     // With the sum of all waits.
-    let mut groups: HashMap<Key, (GoroutineGroup, u64)> = HashMap::new();
+    let mut groups: Map<Key, (GoroutineGroup, u64)> = Map::new();
     for set in sets {
         let Alike { kind, status, created_at, function, .. } = set;
         let state = snapshot::text_of(status);
@@ -203,7 +203,7 @@ fn merge(sets: Vec<Alike>) -> Vec<GoroutineGroup> {
         let find = |&(_, subject): &(u64, Subject)| places.of(subject);
         let waits_at = if waits { set.examples.iter().find_map(find) } else { None };
         let key = (kind, state, created_at, function, waits_at.clone());
-        let (group, millis) = groups.entry(key).or_insert_with(|| {
+        let (group, millis) = groups.get_or_insert_with(key, || {
             let group = GoroutineGroup {
                 kind,
                 state,
@@ -226,13 +226,13 @@ fn merge(sets: Vec<Alike>) -> Vec<GoroutineGroup> {
         }
         group.examples.extend(set.examples.iter().map(|&(id, _)| id));
     }
-    let finish = |(mut group, millis): (GoroutineGroup, u64)| {
+    let finish = |(_, (mut group, millis)): (Key, (GoroutineGroup, u64))| {
         group.mean = Duration::from_millis(millis / group.count as u64);
         group.examples.sort_unstable();
         group.examples.truncate(EXAMPLES_MAX);
         group
     };
-    let mut groups: Vec<_> = groups.into_values().map(finish).collect();
+    let mut groups: Vec<_> = groups.into_iter().map(finish).collect();
     sort_by(&mut groups, |a, b| (b.count, &a.examples).cmp(&(a.count, &b.examples)));
     groups
 }

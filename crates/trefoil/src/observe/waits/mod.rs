@@ -27,9 +27,9 @@ use crate::sched::g::Status;
 use crate::sched::runnable::{Runnable, Unpacked};
 use crate::sched::wait::holder::{self, HELD_REASONS};
 use crate::sched::wait::reason::WaitReason;
+use crate::sys::map::Map;
 use crate::sys::mm;
 use crate::sys::sort::sort_by_key;
-use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -119,7 +119,7 @@ pub(super) struct Graph {
     pub(super) runtimes: Vec<Arc<Sched>>,
     pub(super) waits: Vec<Wait>,
     /// The index in `waits`, by the waiting party.
-    by_party: HashMap<(usize, u64), usize>,
+    by_party: Map<(usize, u64), usize>,
 }
 
 /// Goroutines that wait for each other, as indices in [`Graph::waits`]; each waits for the next,
@@ -129,7 +129,7 @@ pub(super) type Cycle = Vec<usize>;
 impl Graph {
     /// Returns a graph that knows of no wait.
     fn empty() -> Graph {
-        Graph { runtimes: Vec::new(), waits: Vec::new(), by_party: HashMap::new() }
+        Graph { runtimes: Vec::new(), waits: Vec::new(), by_party: Map::new() }
     }
 
     /// Reads the graph of all runtimes of the process.
@@ -148,7 +148,7 @@ impl Graph {
     }
 
     fn of(runtimes: Vec<Arc<Sched>>) -> Graph {
-        let mut graph = Graph { waits: read_waits(&runtimes), runtimes, by_party: HashMap::new() };
+        let mut graph = Graph { waits: read_waits(&runtimes), runtimes, by_party: Map::new() };
         graph.find_holders();
         let parties = graph.waits.iter().enumerate().map(|(i, wait)| (wait.party.key(), i));
         graph.by_party = parties.collect();
@@ -157,18 +157,18 @@ impl Graph {
 
     fn find_holders(&mut self) {
         // Many goroutines may wait for one lock.
-        let mut keys: HashMap<(u8, usize), HolderKey> = HashMap::new();
-        let mut wanted: HashMap<HolderKey, Vec<Party>> = HashMap::new();
-        let mut scopes: HashMap<usize, Vec<Party>> = HashMap::new();
+        let mut keys: Map<(u8, usize), HolderKey> = Map::new();
+        let mut wanted: Map<HolderKey, Vec<Party>> = Map::new();
+        let mut scopes: Map<usize, Vec<Party>> = Map::new();
         let mut key_of = Vec::with_capacity(self.waits.len());
         for wait in &self.waits {
             if wait.reason == WaitReason::Scope {
-                scopes.entry(wait.address()).or_default();
+                scopes.get_or_default(wait.address());
             }
             let key = (wait.reason as u8 | u8::from(wait.is_for_readers()) << 7, wait.address());
-            let key = *keys.entry(key).or_insert_with(|| wait.holder_key(&self.runtimes));
+            let key = *keys.get_or_insert_with(key, || wait.holder_key(&self.runtimes));
             if key != HolderKey::Unknown {
-                wanted.entry(key).or_default();
+                wanted.get_or_default(key);
             }
             key_of.push(key);
         }

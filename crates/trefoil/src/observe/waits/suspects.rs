@@ -24,9 +24,9 @@ use crate::sched::wait::holder::{
 };
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::{Sched, g::G};
+use crate::sys::map::{Map, Set};
 use crate::sys::mm;
 use crate::sys::sort::sort_by;
-use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ struct Suspect {
 pub(super) fn find(
     graph: &Graph,
     sched: &Sched,
-    known: &HashSet<(usize, u64)>,
+    known: &Set<(usize, u64)>,
     places: &mut Places,
 ) -> Vec<Deadlock> {
     let mut suspects = read(graph);
@@ -80,12 +80,12 @@ pub(super) fn find(
         .collect()
 }
 
-type Suspects = HashMap<(usize, u64), Suspect>;
+type Suspects = Map<(usize, u64), Suspect>;
 
 /// Returns the goroutines that have waited for long, without a deadline, for something that
 /// goroutines hold or may hold.
 fn read(graph: &Graph) -> Suspects {
-    let mut suspects = HashMap::new();
+    let mut suspects = Map::new();
     let mut add = |suspect: Suspect| {
         suspects.insert(suspect.party.key(), suspect);
     };
@@ -125,17 +125,17 @@ fn since(party: Party) -> u32 {
 /// Scans all suspended stacks for the addresses of `suspects`, and stores who has them. Suspects
 /// whose wakers remain unknown get none.
 fn guess_wakers(graph: &Graph, suspects: &mut Suspects) {
-    let wanted: HashSet<usize> = suspects.values().filter_map(|s| s.guessed).collect();
+    let wanted: Set<usize> = suspects.values().filter_map(|s| s.guessed).collect();
     let bit = |address: usize| (address >> 3 ^ address >> 19) % FILTER_BITS;
     let mut filter = vec![false; FILTER_BITS];
     wanted.iter().for_each(|&address| filter[bit(address)] = true);
-    let mut found: HashMap<usize, Vec<Party>> = HashMap::new();
+    let mut found: Map<usize, Vec<Party>> = Map::new();
     // By runtime.
     let mut all_scanned = vec![true; graph.runtimes.len()];
     for (runtime, sched) in graph.runtimes.iter().enumerate() {
         super::snapshot::for_each_subject(sched, &mut |id, subject| {
             let Some(g) = subject.g() else { return };
-            let mut here = HashSet::new();
+            let mut here = Set::new();
             let suspended = g.scan_stack(|word| {
                 if filter[bit(word)] && wanted.contains(&word) {
                     here.insert(word);
@@ -143,15 +143,15 @@ fn guess_wakers(graph: &Graph, suspects: &mut Suspects) {
             });
             if suspended {
                 let party = Party { subject, id, runtime };
-                here.into_iter().for_each(|address| found.entry(address).or_default().push(party));
+                here.iter().for_each(|&address| found.get_or_default(address).push(party));
             } else if g.status() != Status::Dead && !subject.is_caller() {
                 all_scanned[runtime] = false;
             }
         });
     }
     // Which goroutines wait for what, on which side.
-    let waits: HashMap<_, _> =
-        suspects.iter().map(|(key, s)| (*key, (holder::parts(s.word).0, s.reason))).collect();
+    let waits: Map<_, _> =
+        suspects.values().map(|s| (s.party.key(), (holder::parts(s.word).0, s.reason))).collect();
     for suspect in suspects.values_mut() {
         let Some(address) = suspect.guessed else { continue };
         let others = found.get(&address).map_or(&[][..], Vec::as_slice);
@@ -194,7 +194,7 @@ fn remove_the_free(suspects: &mut Suspects) {
             }
         };
         let free: Vec<_> =
-            suspects.iter().filter(|(_, s)| !is_stuck(s)).map(|(key, _)| *key).collect();
+            suspects.values().filter(|s| !is_stuck(s)).map(|s| s.party.key()).collect();
         if free.is_empty() {
             return;
         }
@@ -219,15 +219,15 @@ fn is_unchanged(graph: &Graph, suspect: &Suspect) -> bool {
 fn components(suspects: &Suspects) -> Vec<Vec<(usize, u64)>> {
     let mut keys: Vec<_> = suspects.keys().copied().collect();
     sort_by(&mut keys, Ord::cmp);
-    let mut wakers: Edges = HashMap::new();
-    let mut waiters: Edges = HashMap::new();
-    for (&key, suspect) in suspects {
+    let mut wakers: Edges = Map::new();
+    let mut waiters: Edges = Map::new();
+    for &(key, ref suspect) in suspects.entries() {
         for waker in suspect.wakers.iter().filter(|w| suspects.contains_key(&w.key())) {
-            wakers.entry(key).or_default().push(waker.key());
-            waiters.entry(waker.key()).or_default().push(key);
+            wakers.get_or_default(key).push(waker.key());
+            waiters.get_or_default(waker.key()).push(key);
         }
     }
-    let mut seen = HashSet::new();
+    let mut seen = Set::new();
     let mut order = Vec::new();
     for &key in &keys {
         visit(key, &wakers, &mut seen, &mut order);
@@ -245,14 +245,14 @@ fn components(suspects: &Suspects) -> Vec<Vec<(usize, u64)>> {
     sets
 }
 
-type Edges = HashMap<(usize, u64), Vec<(usize, u64)>>;
+type Edges = Map<(usize, u64), Vec<(usize, u64)>>;
 
 /// Visits what can be reached from `root` and was not `seen`, depth first. Adds each key to
 /// `visited` after all that can be reached from it.
 fn visit(
     root: (usize, u64),
     edges: &Edges,
-    seen: &mut HashSet<(usize, u64)>,
+    seen: &mut Set<(usize, u64)>,
     visited: &mut Vec<(usize, u64)>,
 ) {
     if !seen.insert(root) {
