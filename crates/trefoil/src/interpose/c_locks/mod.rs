@@ -62,7 +62,7 @@ use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sched::{Rt, holds_lock_of_std, switch};
 use crate::shim::fence_after_rmw;
-use crate::sys::clock::{NEVER, Nanos, now, wall_now};
+use crate::sys::clock::{NEVER, Nanos, after_nanos, wall_now};
 use crate::sys::fork::is_forked;
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
@@ -144,7 +144,9 @@ fn on_runtime_clock(limit: Option<ClockTime>) -> Nanos {
     let at = at.min(NEVER - 1);
     match limit.clock {
         WaitClock::Monotonic => at,
-        WaitClock::Realtime => now().saturating_add(at.saturating_sub(wall_now())).min(NEVER - 1),
+        // The wall clock is read first: a thread that is stopped between the two waits too long, but
+        // never too short.
+        WaitClock::Realtime => after_nanos(at.saturating_sub(wall_now())),
     }
 }
 
@@ -406,4 +408,26 @@ pub(super) fn keep_symbols() {
         barrier::pthread_barrier_wait as *const (),
         c11::mtx_lock as *const (),
     ]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock::now;
+
+    /// A wait was as much too short as its thread was stopped between the readings of two clocks.
+    #[test]
+    fn a_deadline_of_the_wall_clock_is_not_earlier_on_the_runtimes_clock() {
+        const WAIT_NANOS: u64 = 10_000_000;
+        // A program that sets the wall clock may disturb a few rounds.
+        let is_earlier = |_: &u32| {
+            let before = now();
+            let at = wall_now() + WAIT_NANOS;
+            let (seconds, nanos) = ((at / 1_000_000_000) as i64, (at % 1_000_000_000) as u32);
+            let limit = ClockTime { clock: WaitClock::Realtime, seconds, nanos };
+            on_runtime_clock(Some(limit)) < before + WAIT_NANOS
+        };
+        let earlier = (0..100_000).filter(is_earlier).count();
+        assert!(earlier < 10, "{earlier} of 100,000 deadlines were too early");
+    }
 }

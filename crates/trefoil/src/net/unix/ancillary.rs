@@ -237,7 +237,9 @@ pub(super) fn recv_message(
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while let Some(cmsg) = header.as_ref() {
             let data = libc::CMSG_DATA(header);
-            let bytes = cmsg.cmsg_len - libc::CMSG_LEN(0) as usize;
+            // No kernel writes a message that is shorter than its header. Emulators of the system
+            // calls do, for a message that they could not convert.
+            let Some(bytes) = cmsg.cmsg_len.checked_sub(libc::CMSG_LEN(0) as usize) else { break };
             match (cmsg.cmsg_level, cmsg.cmsg_type) {
                 (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                     for i in 0..bytes / FD_BYTES {
