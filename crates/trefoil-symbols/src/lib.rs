@@ -13,9 +13,9 @@
 //! compiler still checks the runtime, and only once: no type of the interface is generic.
 //!
 //! Rejected: the crate `backtrace`. It compiles a reader of the object files of all systems
-//! (`object`) and a second version of `gimli` beside the one of framehop, which together took a
-//! fifth of the time to build a program. It lists the loaded objects once, so libraries that are
-//! loaded later have no names, and it reads a file again once four others were needed.
+//! (`object`) and its own version of `gimli`, which together took a fifth of the time to build a
+//! program. It lists the loaded objects once, so libraries that are loaded later have no names, and
+//! it reads a file again once four others were needed.
 
 mod elf;
 mod file;

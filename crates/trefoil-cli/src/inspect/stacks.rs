@@ -99,16 +99,13 @@ impl Unwinder {
             Some((range, section.bytes))
         };
         let part = |name: &str| section(name).map(|(range, bytes)| (range, Bytes::Static(bytes)));
-        let text = section(".text");
         self.tables.add(trefoil_symbols::Module {
             range: start..end,
             bias,
-            text: text.clone().map(|(range, _)| range),
-            code: text.clone().map(|(_, bytes)| Bytes::Static(bytes)),
             eh_frame: part(".eh_frame"),
             eh_frame_hdr: part(".eh_frame_hdr"),
         });
-        let text = text.map(|(range, bytes)| (range.start, bytes));
+        let text = section(".text").map(|(range, bytes)| (range.start, bytes));
         let path = path.into();
         self.modules.push(Module { start, end, bias, path, bytes, text, symbols: None });
         Some(())

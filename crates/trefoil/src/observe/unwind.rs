@@ -137,7 +137,6 @@ fn add_object(tables: &mut UnwindTables, info: &libc::dl_phdr_info, headers: &[l
     let range = |h: &libc::Elf64_Phdr| h.p_vaddr..h.p_vaddr + h.p_memsz;
     let loads = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
     let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return };
-    let Some(text) = loads().find(|h| h.p_flags & libc::PF_X != 0) else { return };
     let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return };
     let is_permanent = is_permanent(info);
     let bytes = |part: Range<u64>| {
@@ -165,10 +164,8 @@ fn add_object(tables: &mut UnwindTables, info: &libc::dl_phdr_info, headers: &[l
     tables.add(Module {
         range: base + range(first).start..base + range(last).end,
         bias: base,
-        text: Some(range(text)),
         eh_frame: Some((eh_range.clone(), bytes(eh_range))),
         eh_frame_hdr: Some((hdr_range, hdr_bytes)),
-        ..Module::default()
     });
 }
 

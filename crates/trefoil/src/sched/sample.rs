@@ -26,10 +26,9 @@
 //! the process would interrupt any thread that happens to run. [`attach`] and [`detach`] give and
 //! take the timers of Ms that start and end meanwhile.
 //!
-//! Rejected: to unwind in the handler. framehop can do it without allocation, but its tables have
-//! to be replaced at a `dlopen`, those of a closed library must not be read any more, and an
-//! arithmetic error in a debug build would panic in the handler. Frame pointers: rustc omits them
-//! by default.
+//! Rejected: to unwind in the handler. The unwind tables have to be replaced at a `dlopen`, those
+//! of a closed library must not be read any more, and the cache of the unwinder would need a lock.
+//! Frame pointers: rustc omits them by default.
 
 use crate::arch::{self, Registers};
 use crate::mem;

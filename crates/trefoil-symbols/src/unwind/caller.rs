@@ -1,0 +1,169 @@
+//! Finds the registers of a caller: by a row of a table, or by the frame pointer.
+//!
+//! The words of the stack may be meaningless. Nothing here loops, and the stack pointer grows from
+//! frame to frame, so that a stack has an end.
+
+use super::expression::evaluate;
+use super::row::{Cfa, Machine, Row, Rule};
+use super::table::Recipe;
+use super::{Cpu, NoCaller, Registers};
+
+/// What a frame is that a caller is wanted of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum FrameState {
+    /// It is stopped at any instruction.
+    Stopped,
+    /// It has called the next inner function.
+    Called,
+}
+
+/// The stack of a frame, and the section that expressions are read from.
+pub(super) struct Memory<'a> {
+    pub(super) word: &'a mut dyn FnMut(u64) -> Option<u64>,
+    pub(super) eh_frame: &'a dyn Fn() -> &'a [u8],
+}
+
+/// What a frame has: the registers of its caller, or None if it is the outermost one.
+type Caller = Result<Option<Registers>, NoCaller>;
+
+impl Machine {
+    /// Returns the registers of the caller.
+    #[inline]
+    pub(super) fn caller(
+        &self,
+        recipe: &Recipe,
+        state: FrameState,
+        memory: &mut Memory<'_>,
+    ) -> Caller {
+        match (recipe, state) {
+            (Recipe::Row(row), _) => self.caller_by_row(row, state, memory),
+            (Recipe::NoFrameYet, FrameState::Stopped) => {
+                let Registers { sp, fp, lr, .. } = self.registers;
+                let (return_address, sp) = match self.cpu {
+                    Cpu::X86_64 => ((memory.word)(sp), sp.checked_add(8)),
+                    Cpu::Aarch64 => (Some(lr), Some(sp)),
+                };
+                let return_address = return_address.ok_or(NoCaller)?;
+                let is_leaf = self.cpu == Cpu::Aarch64;
+                self.checked(return_address, sp.ok_or(NoCaller)?, fp, is_leaf)
+            }
+            (Recipe::NoFrameYet | Recipe::FramePointer, _) => self.caller_by_frame_pointer(memory),
+        }
+    }
+
+    /// On both CPUs a frame pointer is the address of the caller's frame pointer, above which the
+    /// return address is.
+    fn caller_by_frame_pointer(&self, memory: &mut Memory<'_>) -> Caller {
+        let Registers { fp, .. } = self.registers;
+        if self.is_outermost() {
+            return Ok(None);
+        }
+        let sp = fp.checked_add(16).ok_or(NoCaller)?;
+        let return_address = (memory.word)(sp - 8).ok_or(NoCaller)?;
+        let caller_fp = (memory.word)(fp).ok_or(NoCaller)?;
+        // Code of x86_64 may use the register for anything else, so there the caller's is unchecked.
+        if self.cpu == Cpu::Aarch64 {
+            if caller_fp == 0 {
+                return Ok(None);
+            }
+            if caller_fp <= fp {
+                return Err(NoCaller);
+            }
+        }
+        self.checked(return_address, sp, caller_fp, false)
+    }
+
+    /// Returns whether the frame pointer says that no frame is above. The outermost frame of x86_64
+    /// has 0 in that register; on aarch64, the frame record of the outermost frame has it.
+    fn is_outermost(&self) -> bool {
+        self.cpu == Cpu::X86_64 && self.registers.fp == 0
+    }
+
+    #[inline]
+    fn caller_by_row(&self, row: &Row, state: FrameState, memory: &mut Memory<'_>) -> Caller {
+        let Registers { fp, lr, .. } = self.registers;
+        let is_unset = row.return_address == Rule::Unset;
+        if row.return_address == Rule::Undefined || (is_unset && self.cpu == Cpu::X86_64) {
+            return Ok(None);
+        }
+        let cfa = match row.cfa {
+            Cfa::Register(number, offset) => {
+                if number == self.cpu.numbers().fp && self.is_outermost() {
+                    return Ok(None);
+                }
+                let register = self.register(number);
+                register.and_then(|value| value.checked_add_signed(offset.into()))
+            }
+            Cfa::Expression(at) => evaluate((memory.eh_frame)(), at, None, self, memory.word),
+        };
+        let cfa = cfa.ok_or(NoCaller)?;
+        // Only on aarch64 can it be in a register, and a call overwrites it.
+        let is_leaf = self.cpu == Cpu::Aarch64
+            && state == FrameState::Stopped
+            && matches!(row.return_address, Rule::Unset | Rule::Same);
+        let return_address = match row.return_address {
+            _ if is_leaf => Some(lr),
+            rule => self.value(rule, cfa, memory),
+        };
+        let caller_fp = match row.fp {
+            Rule::Unset | Rule::Same | Rule::Undefined => Some(fp),
+            rule => match self.value(rule, cfa, memory) {
+                // The function may have restored it already. Tables need not say so, but the word
+                // is below the stack pointer then, where it may not be readable.
+                None if state == FrameState::Stopped => Some(fp),
+                value => value,
+            },
+        };
+        let return_address = return_address.ok_or(NoCaller)?;
+        self.checked(return_address, cfa, caller_fp.ok_or(NoCaller)?, is_leaf)
+    }
+
+    /// Returns the value that a rule gives a register. None if it needs what is unknown.
+    #[inline]
+    fn value(&self, rule: Rule, cfa: u64, memory: &mut Memory<'_>) -> Option<u64> {
+        match rule {
+            Rule::At(offset) => (memory.word)(cfa.checked_add_signed(offset.into())?),
+            _ => self.computed(rule, cfa, memory),
+        }
+    }
+
+    /// The same of the rules that are rare.
+    #[cold]
+    fn computed(&self, rule: Rule, cfa: u64, memory: &mut Memory<'_>) -> Option<u64> {
+        let Memory { word, eh_frame } = memory;
+        match rule {
+            Rule::Is(offset) => cfa.checked_add_signed(offset.into()),
+            Rule::In(number) => self.register(number),
+            Rule::AtExpression(at) => {
+                let address = evaluate(eh_frame(), at, Some(cfa), self, word)?;
+                word(address)
+            }
+            Rule::IsExpression(at) => evaluate(eh_frame(), at, Some(cfa), self, word),
+            Rule::At(_) | Rule::Unset | Rule::Undefined | Rule::Same => None,
+        }
+    }
+
+    /// Returns the caller's registers, unless the stack ends or its pointer does not grow. It may
+    /// stay only if the function is a leaf, which has no frame.
+    #[inline]
+    fn checked(&self, return_address: u64, sp: u64, fp: u64, is_leaf: bool) -> Caller {
+        let old = self.registers;
+        let (pc, lr) = match self.cpu {
+            Cpu::X86_64 => (return_address, old.lr),
+            Cpu::Aarch64 => (without_signature(return_address), without_signature(return_address)),
+        };
+        if pc == 0 {
+            return Ok(None);
+        }
+        let grows = sp > old.sp || (sp == old.sp && is_leaf);
+        if grows { Ok(Some(Registers { pc, sp, fp, lr })) } else { Err(NoCaller) }
+    }
+}
+
+/// Returns the address without its signature (pointer authentication), which is in the bits that
+/// the addresses of programs do not use. Bit 55 tells them from those of the kernel.
+fn without_signature(address: u64) -> u64 {
+    const IS_KERNEL: u64 = 1 << 55;
+    const ADDRESS_BITS: u32 = 48;
+    if address & IS_KERNEL == 0 { address & (u64::MAX >> (64 - ADDRESS_BITS)) } else { address }
+}
