@@ -26,6 +26,7 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -369,14 +370,31 @@ pub(crate) fn provide<T>(memory: &mut [MaybeUninit<T>]) {
 }
 
 /// Reads a word of this process that may not be mapped any more. Returns None if it is not, or if
-/// the kernel does not allow such reads.
+/// the kernel allows no such reads.
 pub(crate) fn read_u32(address: usize) -> Option<u32> {
     let mut word = [0u8; 4];
     let local = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
     let remote = libc::iovec { iov_base: address as *mut _, iov_len: word.len() };
+    let (local, remote) = (&raw const local as usize, &raw const remote as usize);
     // SAFETY: writes to `word` only; the kernel checks the address that it reads.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
-    (read == 4).then(|| u32::from_ne_bytes(word))
+    let read = unsafe {
+        let pid = syscall(libc::SYS_getpid, []) as usize;
+        syscall(libc::SYS_process_vm_readv, [pid, local, 1, remote, 1, 0])
+    };
+    match syscalls::checked(read) {
+        Ok(4) => Some(u32::from_ne_bytes(word)),
+        Ok(_) | Err(Errno::FAULT) => None,
+        Err(_) => read_u32_from_file(address),
+    }
+}
+
+/// As [`read_u32`], where a sandbox refuses `process_vm_readv`, or an emulator does not have it.
+#[cold]
+fn read_u32_from_file(address: usize) -> Option<u32> {
+    let memory = syscalls::open_to_read(c"/proc/self/mem").ok()?;
+    let mut word = [0u8; 4];
+    let read = syscalls::pread(memory.as_fd(), &mut word, address as u64);
+    (read == Ok(4)).then(|| u32::from_ne_bytes(word))
 }
 
 /// Simulates refusals of the kernel.
@@ -411,5 +429,21 @@ pub(crate) mod test_hooks {
         let at = ptr::with_exposed_provenance_mut(address);
         // SAFETY: asks about one page, and writes one byte of a local.
         unsafe { libc::mincore(at, page(), &raw mut resident) == 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_read_unless_it_is_not_mapped() {
+        let word = 0x1234_5678_u32;
+        let address = &raw const word as usize;
+        // The first page is never mapped.
+        for (address, expected) in [(address, Some(word)), (16, None)] {
+            assert_eq!(read_u32(address), expected);
+            assert_eq!(read_u32_from_file(address), expected);
+        }
     }
 }

@@ -17,6 +17,8 @@ impl Errno {
     pub(crate) const CONNABORTED: Errno = Errno(libc::ECONNABORTED);
     /// Nothing listens at the address.
     pub(crate) const CONNREFUSED: Errno = Errno(libc::ECONNREFUSED);
+    /// The process has no memory at an address.
+    pub(crate) const FAULT: Errno = Errno(libc::EFAULT);
     /// A signal has ended the call.
     pub(crate) const INTR: Errno = Errno(libc::EINTR);
     /// An argument is not valid.
