@@ -1,6 +1,6 @@
 //! `SymbolFile`: the functions and lines of one ELF file, before relocation.
 //!
-//! Lines and inlined calls come from the debug information (addr2line), names from it or from the
+//! Lines and inlined calls come from the debug information (`dwarf/`), names from it or from the
 //! table of symbols. Debug information may be in other files:
 //!
 //! - in a file of its own, found by the build id below `/usr/lib/debug`, or by the name in
@@ -13,15 +13,14 @@
 //!
 //! The bytes are mapped and stay in the file: what is resident is what lookups have touched, and
 //! the kernel may drop it. On the heap are inflated sections, `.dwo` and `.dwp` files, and what
-//! addr2line has parsed: an entry per unit of the program, and the lines and functions of each unit
+//! lookups have read: an entry per unit of the program, and the lines and functions of each unit
 //! that was looked up.
 //!
 //! Invariant: what borrows from [`Backing`] is in fields before it, and no method returns a part of
 //! it for longer than a call. So nothing refers to memory that was unmapped or freed.
 
-use crate::elf::{Elf, Symbol};
-use addr2line::gimli::{Dwarf, DwarfPackage, EndianSlice, Error, LittleEndian, SectionId};
-use addr2line::{Context, LookupContinuation, LookupResult, SplitDwarfLoad};
+use crate::dwarf::{DebugInfo, DebugSections, Package, Span, SplitUnit, find_last, sort};
+use crate::elf::Elf;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
@@ -31,30 +30,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Arc;
 
 /// Where distributions put debug information.
 const DEBUG_FOLDER: &str = "/usr/lib/debug";
 
-type Bytes = EndianSlice<'static, LittleEndian>;
-
 /// The functions and lines of an ELF file.
 pub struct SymbolFile {
     elf: Elf<'static>,
-    /// None if there is no debug information, or if it is damaged.
-    lines: Option<Context<Bytes>>,
-    package: Option<DwarfPackage<Bytes>>,
-    /// By address. None until a first name is looked up here.
-    functions: Option<Vec<Function>>,
+    /// None if there is no debug information.
+    lines: Option<DebugInfo>,
+    package: Option<Package>,
+    /// None until a first name is looked up here.
+    functions: Option<Functions>,
     /// The last field: it is dropped after all that borrows from it.
     backing: Backing,
 }
 
-struct Function {
-    start: u64,
-    /// 0 if unknown, as that of some hand-written code.
-    size: u64,
-    name: &'static [u8],
+/// The functions in the table of symbols.
+struct Functions {
+    /// By address. `end` is the size, which is 0 if unknown, as that of some hand-written code. The
+    /// longest of several at the same address is the last, which is found.
+    spans: Vec<Span>,
+    names: Vec<&'static [u8]>,
 }
 
 /// A call at an address.
@@ -94,8 +91,8 @@ impl SymbolFile {
         }
         let (mut lines, mut package) = (None, None);
         if has_lines(&elf) {
-            let load = |id: SectionId| backing.section(&elf, id.name());
-            lines = Dwarf::load(load).and_then(Context::from_dwarf).ok();
+            let sections = DebugSections::of_program(&mut |name| backing.section(&elf, name));
+            lines = Some(DebugInfo::new(sections));
             package = dwarf_package(path, &mut backing);
         }
         SymbolFile { elf, lines, package, functions: None, backing }
@@ -104,64 +101,60 @@ impl SymbolFile {
     /// Calls `f` for each call at an address, innermost first: several if functions were inlined
     /// there, none if nothing is known.
     pub fn calls(&mut self, address: u64, f: &mut dyn FnMut(Call<'_>)) {
-        let mut is_found = false;
-        // Without a name if only the line is known.
-        let mut nameless = None;
-        // addr2line adds 1 to the address.
-        if let Some(lines) = self.lines.as_ref().filter(|_| address != u64::MAX) {
-            let mut lookup = lines.find_frames(address);
-            let found = loop {
-                match lookup {
-                    LookupResult::Output(found) => break found,
-                    LookupResult::Load { load, continuation } => {
-                        let unit = split_unit(self.package.as_ref(), load, &mut self.backing);
-                        lookup = continuation.resume(unit);
+        let SymbolFile { elf, lines, package, functions, backing } = self;
+        if let Some(lines) = lines {
+            let load = &mut |unit| split_unit(package.as_ref(), &unit, backing);
+            if let Some(found) = lines.find(address, load) {
+                let outermost = found.calls.len() - 1;
+                for (index, call) in found.calls.iter().enumerate() {
+                    let mut name = call.name;
+                    if name.is_none() && index == outermost {
+                        name = function_at(elf, functions, address);
                     }
+                    f(Call { name, file: lines.path(&found, call), line: call.line });
                 }
-            };
-            if let Ok(mut frames) = found {
-                while let Ok(Some(frame)) = frames.next() {
-                    is_found = true;
-                    let place = frame.location;
-                    let file = place.as_ref().and_then(|place| place.file).unwrap_or_default();
-                    let line = place.as_ref().and_then(|place| place.line).unwrap_or(0);
-                    match &frame.function {
-                        Some(name) => f(Call { name: Some(name.name.slice()), file, line }),
-                        // It is the only one.
-                        None => nameless = Some((file.to_owned(), line)),
-                    }
-                }
+                return;
             }
         }
-        if let Some((file, line)) = nameless {
-            f(Call { name: self.function(address), file: &file, line });
-        } else if !is_found && let Some(name) = self.function(address) {
+        if let Some(name) = function_at(elf, functions, address) {
             f(Call { name: Some(name), file: "", line: 0 });
         }
     }
 
     /// Returns the mangled name of the function at an address, from the table of symbols.
     pub fn function(&mut self, address: u64) -> Option<&[u8]> {
-        let elf = &self.elf;
-        let functions = self.functions.get_or_insert_with(|| functions(elf));
-        let after = functions.partition_point(|function| function.start <= address);
-        let Function { start, size, name } = *functions[..after].last()?;
-        (size == 0 || address - start < size).then_some(name)
+        function_at(&self.elf, &mut self.functions, address)
     }
 }
 
-/// Returns the functions with a name, by address.
-fn functions(elf: &Elf<'static>) -> Vec<Function> {
-    let symbols = elf.symbols().filter(|symbol| symbol.is_function && !symbol.name.is_empty());
-    let function = |symbol: Symbol<'static>| Function {
-        start: symbol.address,
-        size: symbol.size,
-        name: symbol.name,
-    };
-    let mut all: Vec<Function> = symbols.map(function).collect();
-    // The longest of several at the same address is the last, which is found.
-    all.sort_unstable_by_key(|function| (function.start, function.size));
-    all
+/// Returns the name of the function at an address.
+fn function_at(
+    elf: &Elf<'static>,
+    known: &mut Option<Functions>,
+    address: u64,
+) -> Option<&'static [u8]> {
+    let functions = known.get_or_insert_with(|| functions(elf));
+    let Span { key: start, end: size, owner, .. } =
+        functions.spans[find_last(&functions.spans, 0, address)?];
+    (size == 0 || address - start < size).then(|| functions.names[owner as usize])
+}
+
+/// Returns the functions with a name.
+fn functions(elf: &Elf<'static>) -> Functions {
+    let mut functions = Functions { spans: Vec::new(), names: Vec::new() };
+    for symbol in elf.symbols() {
+        if symbol.is_function
+            && !symbol.name.is_empty()
+            && let Ok(owner) = u32::try_from(functions.names.len())
+        {
+            let span = Span { depth: 0, key: symbol.address, end: symbol.size, owner };
+            functions.spans.push(span);
+            functions.names.push(symbol.name);
+        }
+    }
+    functions.names.shrink_to_fit();
+    sort(&mut functions.spans);
+    functions
 }
 
 fn has_lines(elf: &Elf<'_>) -> bool {
@@ -193,31 +186,28 @@ fn separate_debug_file(elf: &Elf<'_>, path: &Path, backing: &mut Backing) -> Opt
 }
 
 /// Reads the `.dwp` file beside the program or library at `path`.
-fn dwarf_package(path: &Path, backing: &mut Backing) -> Option<DwarfPackage<Bytes>> {
+fn dwarf_package(path: &Path, backing: &mut Backing) -> Option<Package> {
     let mut name = OsString::from(path);
     name.push(".dwp");
     let elf = Elf::parse(backing.read(Path::new(&name))?)?;
-    DwarfPackage::load(|id| backing.split_section(&elf, id), Bytes::default()).ok()
+    Package::read(&mut |name| backing.section(&elf, name))
 }
 
 /// Returns the debug information of a unit that is not in the program. Returns None if it is
 /// missing.
 fn split_unit(
-    package: Option<&DwarfPackage<Bytes>>,
-    load: SplitDwarfLoad<Bytes>,
+    package: Option<&Package>,
+    unit: &SplitUnit,
     backing: &mut Backing,
-) -> Option<Arc<Dwarf<Bytes>>> {
+) -> Option<DebugSections> {
     if let Some(package) = package
-        && let Ok(Some(unit)) = package.find_cu(load.dwo_id, &load.parent)
+        && let Some(sections) = package.find(unit.id)
     {
-        return Some(Arc::new(unit));
+        return Some(sections);
     }
-    let folder = load.comp_dir.as_ref().map_or(&[][..], |folder| folder.slice());
-    let path = Path::new(OsStr::from_bytes(folder)).join(OsStr::from_bytes(load.path?.slice()));
-    let elf = Elf::parse(backing.read(&path)?)?;
-    let mut unit = Dwarf::load(|id| backing.split_section(&elf, id)).ok()?;
-    unit.make_dwo(&load.parent);
-    Some(Arc::new(unit))
+    let folder = Path::new(OsStr::from_bytes(unit.folder.unwrap_or_default()));
+    let elf = Elf::parse(backing.read(&folder.join(OsStr::from_bytes(unit.file?)))?)?;
+    Some(DebugSections::of_split_file(&mut |name| backing.section(&elf, name)))
 }
 
 /// Whether files that a file names are read.
@@ -267,8 +257,8 @@ impl Backing {
     }
 
     /// Returns the bytes of a section, inflated. They are valid as long as `self`.
-    fn section(&mut self, elf: &Elf<'static>, name: &str) -> Result<Bytes, Error> {
-        let Some(section) = elf.section(name) else { return Ok(Bytes::default()) };
+    fn section(&mut self, elf: &Elf<'static>, name: &str) -> &'static [u8] {
+        let Some(section) = elf.section(name) else { return &[] };
         let mut bytes = section.bytes;
         if section.is_compressed() {
             let inflated = section.inflate().unwrap_or_default();
@@ -277,12 +267,7 @@ impl Backing {
             bytes = unsafe { std::slice::from_raw_parts(inflated.as_ptr(), inflated.len()) };
             self.buffers.push(inflated);
         }
-        Ok(EndianSlice::new(bytes, LittleEndian))
-    }
-
-    /// As [`Backing::section`], of a `.dwo` or `.dwp` file.
-    fn split_section(&mut self, elf: &Elf<'static>, id: SectionId) -> Result<Bytes, Error> {
-        id.dwo_name().map_or_else(|| Ok(Bytes::default()), |name| self.section(elf, name))
+        bytes
     }
 }
 
@@ -335,6 +320,7 @@ pub fn demangle(name: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::elf::Symbol;
     use crate::testing::random_below;
     use std::fs;
     use std::os::fd::FromRawFd;

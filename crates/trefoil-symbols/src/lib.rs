@@ -12,11 +12,17 @@
 //! It is a crate of its own because the readers of debug information are compiled here, while the
 //! compiler still checks the runtime, and only once: no type of the interface is generic.
 //!
+//! Rejected: the crates `addr2line` and `framehop`. Their readers are generic over the kind of
+//! memory, so they are compiled again where they are used: with `gimli` below them they took 15 s of
+//! CPU time to build, and the runtime had to wait for them. Tests of `trefoil-long-tests` compare
+//! `dwarf/` and `unwind/` with them.
+//!
 //! Rejected: the crate `backtrace`. It compiles a reader of the object files of all systems
 //! (`object`) and its own version of `gimli`, which together took a fifth of the time to build a
 //! program. It lists the loaded objects once, so libraries that are loaded later have no names, and
 //! it reads a file again once four others were needed.
 
+mod dwarf;
 mod elf;
 mod file;
 mod frame;

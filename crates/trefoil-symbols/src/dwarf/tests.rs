@@ -1,0 +1,229 @@
+//! Debug information that is made by hand: rare, damaged, or made to confuse.
+
+use super::constants::*;
+use super::*;
+use crate::testing::random_below;
+use std::time::{Duration, Instant};
+
+const DW_TAG_COMPILE_UNIT: u8 = 0x11;
+
+/// What the numbers of abbreviations mean here.
+const UNIT: u8 = 1;
+const UNIT_WITH_RANGES: u8 = 2;
+const FUNCTION: u8 = 3;
+const DECLARATION: u8 = 4;
+const ALIAS: u8 = 5;
+const INLINED: u8 = 6;
+
+/// Where the code of tests is.
+const CODE: u64 = 0x1000;
+
+fn abbrev() -> Vec<u8> {
+    let mut section = Vec::new();
+    let function = DW_TAG_SUBPROGRAM as u8;
+    let inlined = DW_TAG_INLINED_SUBROUTINE as u8;
+    let (low, high) = ((DW_AT_LOW_PC, DW_FORM_ADDR), (DW_AT_HIGH_PC, DW_FORM_DATA8));
+    let origin = (DW_AT_ABSTRACT_ORIGIN, DW_FORM_REF_ADDR);
+    let name = (DW_AT_NAME, DW_FORM_STRING);
+    let lines = (DW_AT_STMT_LIST, DW_FORM_SEC_OFFSET);
+    let call = [(DW_AT_CALL_FILE, DW_FORM_DATA1), (DW_AT_CALL_LINE, DW_FORM_DATA2)];
+    for (code, tag, has_children, attributes) in [
+        (UNIT, DW_TAG_COMPILE_UNIT, 1, &[(DW_AT_COMP_DIR, DW_FORM_STRING), lines][..]),
+        (UNIT_WITH_RANGES, DW_TAG_COMPILE_UNIT, 0, &[(DW_AT_RANGES, DW_FORM_SEC_OFFSET)]),
+        (FUNCTION, function, 1, &[name, low, high]),
+        (DECLARATION, function, 0, &[name]),
+        (ALIAS, function, 0, &[origin, low, high]),
+        (INLINED, inlined, 1, &[origin, low, high, call[0], call[1]]),
+    ] {
+        section.extend([code, tag, has_children]);
+        for &(name, form) in attributes {
+            section.extend([name as u8, form as u8]);
+        }
+        section.extend([0, 0]);
+    }
+    section.push(0);
+    section
+}
+
+/// Makes a unit, version 4, of these entries.
+fn unit(entries: &[u8]) -> Vec<u8> {
+    let mut unit = (7 + entries.len() as u32).to_le_bytes().to_vec();
+    unit.extend([4, 0, 0, 0, 0, 0, 8]);
+    unit.extend(entries);
+    unit
+}
+
+fn root() -> Vec<u8> {
+    let mut entry = vec![UNIT];
+    entry.extend(b"/folder\0");
+    entry.extend([0; 4]);
+    entry
+}
+
+fn function(name: &str, start: u64, size: u64) -> Vec<u8> {
+    let mut entry = vec![FUNCTION];
+    entry.extend(name.as_bytes());
+    entry.push(0);
+    entry.extend(start.to_le_bytes());
+    entry.extend(size.to_le_bytes());
+    entry
+}
+
+fn referring(code: u8, to: u32, start: u64, size: u64) -> Vec<u8> {
+    let mut entry = vec![code];
+    entry.extend(to.to_le_bytes());
+    entry.extend(start.to_le_bytes());
+    entry.extend(size.to_le_bytes());
+    entry
+}
+
+fn inlined(of: u32, start: u64, size: u64, line: u16) -> Vec<u8> {
+    let mut entry = referring(INLINED, of, start, size);
+    entry.push(1);
+    entry.extend(line.to_le_bytes());
+    entry
+}
+
+/// Makes a line table of one file, for 32 bytes of code: the first 8 are of line 10, the others of
+/// line 12.
+fn line() -> Vec<u8> {
+    let mut head = vec![1, 1, 1, -5i8 as u8, 14, 13];
+    head.extend([0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1]);
+    head.extend(b"src\0\0a.c\0\x01\0\0\0");
+    let mut rest = vec![4, 0];
+    rest.extend((head.len() as u32).to_le_bytes());
+    rest.extend(head);
+    rest.extend([0, 9, DW_LNE_SET_ADDRESS]);
+    rest.extend(CODE.to_le_bytes());
+    rest.extend([DW_LNS_ADVANCE_LINE, 9, DW_LNS_COPY]);
+    // 8 bytes and 2 lines, as one opcode.
+    rest.push(13 + (2 + 5) + 14 * 8);
+    rest.extend([DW_LNS_ADVANCE_PC, 24, 0, 1, DW_LNE_END_SEQUENCE]);
+    let mut section = (rest.len() as u32).to_le_bytes().to_vec();
+    section.extend(rest);
+    section
+}
+
+fn sections(info: Vec<u8>) -> DebugSections {
+    let (abbrev, line) = (abbrev().leak(), line().leak());
+    DebugSections { info: info.leak(), abbrev, line, ..DebugSections::default() }
+}
+
+/// Returns the calls at an address, as text.
+fn calls(info: &mut DebugInfo, address: u64) -> Vec<String> {
+    let Some(found) = info.find(address, &mut |_| None) else { return Vec::new() };
+    let text = |call: &FoundCall| {
+        let name = String::from_utf8_lossy(call.name.unwrap_or(b"?"));
+        format!("{name} {}:{}", info.path(&found, call), call.line)
+    };
+    found.calls.iter().map(text).collect()
+}
+
+/// A unit with a function and a call that was inlined into it, whose name is in a second unit.
+fn two_units() -> Vec<u8> {
+    let second = || unit(&[root(), vec![DECLARATION], b"callee\0\0".to_vec()].concat());
+    let first = |callee: u32| {
+        let call = inlined(callee, CODE + 8, 8, 11);
+        unit(&[root(), function("caller", CODE, 32), call, vec![0, 0, 0]].concat())
+    };
+    let len = first(0).len();
+    [first((len + 11 + root().len()) as u32), second()].concat()
+}
+
+#[test]
+fn the_name_of_an_inlined_call_may_be_in_another_unit() {
+    // The units name no addresses, so they are found by their line tables.
+    let mut info = DebugInfo::new(sections(two_units()));
+    assert_eq!(calls(&mut info, CODE), ["caller /folder/src/a.c:10"]);
+    for _ in 0..2 {
+        let inner = ["callee /folder/src/a.c:12", "caller /folder/src/a.c:11"];
+        assert_eq!(calls(&mut info, CODE + 15), inner);
+    }
+    assert_eq!(calls(&mut info, CODE + 16), ["caller /folder/src/a.c:12"]);
+    for address in [0, CODE - 1, CODE + 32, u64::MAX] {
+        assert!(calls(&mut info, address).is_empty(), "{address:#x}");
+    }
+}
+
+#[test]
+fn a_unit_may_be_found_by_its_set_of_addresses() {
+    let mut set = vec![2, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0];
+    set.extend([CODE, 16, CODE + 100, 4, 0, 0].map(u64::to_le_bytes).as_flattened());
+    let aranges = [(set.len() as u32).to_le_bytes().to_vec(), set].concat().leak();
+    let entries = [root(), function("here", CODE, 32), vec![0], function("there", CODE + 100, 4)];
+    let mut info = DebugInfo::new(DebugSections { aranges, ..sections(unit(&entries.concat())) });
+    assert_eq!(calls(&mut info, CODE), ["here /folder/src/a.c:10"]);
+    assert_eq!(calls(&mut info, CODE + 100), ["there :0"]);
+    assert!(calls(&mut info, CODE + 16).is_empty(), "not in the set");
+}
+
+#[test]
+fn references_in_a_circle_are_no_name() {
+    let own = 11 + root().len() as u32;
+    let entries = [root(), referring(ALIAS, own, CODE, 32)].concat();
+    let mut info = DebugInfo::new(sections(unit(&entries)));
+    assert_eq!(calls(&mut info, CODE), ["? /folder/src/a.c:10"]);
+}
+
+#[test]
+fn deep_entries_need_no_stack_and_deep_calls_are_left_out() {
+    let mut entries = [root(), function("outermost", CODE, 32)].concat();
+    for line in 1..=60_000 {
+        entries.extend(inlined(0, CODE, 32, line));
+    }
+    let mut info = DebugInfo::new(sections(unit(&entries)));
+    let calls = calls(&mut info, CODE);
+    assert!((100..1000).contains(&calls.len()), "{}", calls.len());
+    assert_eq!(calls.last().unwrap(), "outermost /folder/src/a.c:1");
+}
+
+#[test]
+fn a_list_that_many_units_share_does_not_multiply() {
+    const RANGES: usize = 20_000;
+    let mut ranges = Vec::new();
+    for index in 0..RANGES as u64 {
+        ranges.extend([2 * index + 1, 2 * index + 2].map(u64::to_le_bytes).as_flattened());
+    }
+    ranges.extend([0; 16]);
+    let info = unit(&[UNIT_WITH_RANGES, 0, 0, 0, 0]).repeat(RANGES);
+    let mut info = DebugInfo::new(DebugSections { ranges: ranges.leak(), ..sections(info) });
+    assert!(info.find(1, &mut |_| None).is_none());
+    let index = info.index.as_ref().unwrap();
+    assert_eq!(index.units.len(), RANGES);
+    assert!((RANGES..=16 * (RANGES + 1)).contains(&index.ranges.len()), "{}", index.ranges.len());
+}
+
+#[test]
+fn damaged_sections_cost_lines_or_names() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let whole = sections(two_units());
+    let mut random = random_below();
+    let begin = Instant::now();
+    let (mut rounds, mut found) = (0, 0);
+    while begin.elapsed() < LIMIT && rounds < 20_000 {
+        rounds += 1;
+        let mut damaged = whole;
+        let section = match random(3) {
+            0 => &mut damaged.info,
+            1 => &mut damaged.abbrev,
+            _ => &mut damaged.line,
+        };
+        // Leaked: a few hundred bytes each.
+        let mut bytes = section.to_vec();
+        for _ in 0..1 + random(3) {
+            let at = random(bytes.len());
+            match random(4) {
+                0 => bytes[at] ^= 1 << random(8),
+                1 => bytes[at] = random(256) as u8,
+                2 => bytes[at..].iter_mut().take(10).for_each(|byte| *byte = 0xff),
+                _ => bytes.truncate(at.max(1)),
+            }
+        }
+        *section = bytes.leak();
+        let mut info = DebugInfo::new(damaged);
+        for address in [0, 1, CODE, CODE + 8, CODE + 31, u64::MAX - 1, u64::MAX] {
+            found += calls(&mut info, address).len();
+        }
+    }
+    assert!(found > rounds, "{found} of {rounds}");
+}
