@@ -13,8 +13,8 @@
 //! compiler still checks the runtime, and only once: no type of the interface is generic.
 //!
 //! Rejected: the crates `addr2line` and `framehop`. Their readers are generic over the kind of
-//! memory, so they are compiled again where they are used: with `gimli` below them they took 15 s of
-//! CPU time to build, and the runtime had to wait for them. Tests of `trefoil-long-tests` compare
+//! memory, so they are compiled again where they are used: with `gimli` below them they took 10 s of
+//! CPU time more to build, and the runtime had to wait for them. Tests of `trefoil-long-tests` compare
 //! `dwarf/` and `unwind/` with them.
 //!
 //! Rejected: the crate `backtrace`. It compiles a reader of the object files of all systems
