@@ -2,9 +2,8 @@
 //!
 //! Where the two differ, and why:
 //!
-//! - A row needs a register that is not known: `_dl_runtime_resolve` keeps its frame in rbx, and
-//!   `longjmp` has the return address in a register. framehop goes on by the frame pointer, or
-//!   reads the word below the frame. Ours finds no caller.
+//! - The return address is in a register that is not known: `longjmp`. framehop reads the word below
+//!   the frame. Ours finds no caller.
 //! - A row needs a word of the stack: the frame of a signal handler. framehop goes on by the frame
 //!   pointer. Ours reads the word.
 //! - A CIE names another register for the return address than the usual one: `rawmemchr` of

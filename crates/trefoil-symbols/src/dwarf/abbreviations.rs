@@ -5,6 +5,10 @@ use super::reader::Reader;
 use super::spans::{Span, find_last, sort};
 use super::value::{Encoding, Value, fixed_bytes};
 
+/// How many attributes an abbreviation may have. Those of some forms take no bytes of an entry, so
+/// without a limit a small file could take very long.
+const ATTRIBUTES_MAX: usize = 256;
+
 /// Marks a size that is not the same for all values.
 const VARIES: u32 = u32::MAX;
 
@@ -42,15 +46,16 @@ pub(super) struct Attribute {
 }
 
 impl Attribute {
-    /// Takes an attribute of an abbreviation. Returns None after the last one.
-    fn read(reader: &mut Reader, encoding: Encoding) -> Option<Attribute> {
+    /// Takes an attribute of an abbreviation: `Some(None)` after the last one, and None if it is
+    /// damaged.
+    fn read(reader: &mut Reader, encoding: Encoding) -> Option<Option<Attribute>> {
         let (name, form) = (reader.uleb_u16()?, reader.uleb_u16()?);
         if name == 0 && form == 0 {
-            return None;
+            return Some(None);
         }
         let constant = if form == DW_FORM_IMPLICIT_CONST { reader.sleb()? } else { 0 };
         let bytes = fixed_bytes(form, encoding).map_or(VARIES, u32::from);
-        Some(Attribute { name, form, bytes, constant })
+        Some(Some(Attribute { name, form, bytes, constant }))
     }
 
     /// Takes the value of the attribute.
@@ -77,6 +82,8 @@ impl Abbreviations {
             while abbreviations.read_one(&mut reader).is_some() {}
         }
         abbreviations.sort();
+        abbreviations.all.shrink_to_fit();
+        abbreviations.attributes.shrink_to_fit();
         abbreviations
     }
 
@@ -105,7 +112,10 @@ impl Abbreviations {
         let has_children = reader.u8()? != 0;
         let attributes_start = self.attributes.len();
         let mut bytes: u32 = 0;
-        while let Some(attribute) = Attribute::read(reader, self.encoding) {
+        while let Some(attribute) = Attribute::read(reader, self.encoding)? {
+            if self.attributes.len() - attributes_start == ATTRIBUTES_MAX {
+                return None;
+            }
             bytes = match attribute.bytes {
                 VARIES => VARIES,
                 size => bytes.saturating_add(size),
@@ -184,7 +194,7 @@ impl RootAbbreviations {
             && last.offset == offset
             && last.code == code
         {
-            return Some(RootAttributes(last.attributes));
+            return Some(RootAttributes::new(last.attributes));
         }
         let encoding = Encoding { version: 5, is_64: false };
         let mut reader = Reader::at(self.section, offset)?;
@@ -197,21 +207,29 @@ impl RootAbbreviations {
             let (_tag, _has_children) = (reader.uleb()?, reader.u8()?);
             if found == code {
                 self.last = Some(Root { offset, code, attributes: reader });
-                return Some(RootAttributes(reader));
+                return Some(RootAttributes::new(reader));
             }
-            while Attribute::read(&mut reader, encoding).is_some() {}
+            while Attribute::read(&mut reader, encoding)?.is_some() {}
             self.bytes_left = self.bytes_left.checked_sub(before - reader.len())?;
         }
     }
 }
 
 /// The attributes of the first entry of a unit.
-pub(super) struct RootAttributes(Reader);
+pub(super) struct RootAttributes {
+    reader: Reader,
+    left: usize,
+}
 
 impl RootAttributes {
+    fn new(reader: Reader) -> RootAttributes {
+        RootAttributes { reader, left: ATTRIBUTES_MAX }
+    }
+
     /// Takes the next attribute and its value, which is the next of `entry`.
     pub(super) fn next(&mut self, entry: &mut Reader, encoding: Encoding) -> Option<(u16, Value)> {
-        let attribute = Attribute::read(&mut self.0, encoding)?;
+        self.left = self.left.checked_sub(1)?;
+        let attribute = Attribute::read(&mut self.reader, encoding)??;
         Some((attribute.name, attribute.value(entry, encoding)?))
     }
 }

@@ -4,7 +4,7 @@
 //! byte or more of the program, so there are never more rows than bytes.
 
 use super::constants::*;
-use super::ranges::{AddressRange, NOWHERE, add};
+use super::ranges::{AddressRange, add, is_tombstone};
 use super::reader::Reader;
 use super::spans::{Span, find_last, sort};
 use super::unit::Unit;
@@ -62,12 +62,12 @@ struct Machine {
     file: u64,
     line: u64,
     /// Whether the address is that of code that the linker has left out.
-    is_nowhere: bool,
+    is_left_out: bool,
 }
 
 impl Machine {
     fn new() -> Machine {
-        Machine { address: 0, operation: 0, file: 1, line: 1, is_nowhere: false }
+        Machine { address: 0, operation: 0, file: 1, line: 1, is_left_out: false }
     }
 
     fn advance_line(&mut self, by: i64) {
@@ -78,7 +78,7 @@ impl Machine {
     }
 
     fn advance_address(&mut self, header: &Header, operations: u64) -> Option<()> {
-        if self.is_nowhere {
+        if self.is_left_out {
             return Some(());
         }
         let mut instructions = operations;
@@ -231,8 +231,9 @@ impl Lines {
                         }
                         DW_LNE_SET_ADDRESS => {
                             let address = operands.u64()?;
-                            machine.is_nowhere = address < machine.address || address >= NOWHERE;
-                            if !machine.is_nowhere {
+                            machine.is_left_out =
+                                address < machine.address || is_tombstone(address);
+                            if !machine.is_left_out {
                                 machine.address = address;
                                 machine.operation = 0;
                             }
@@ -262,7 +263,7 @@ impl Lines {
                 }
                 DW_LNS_FIXED_ADVANCE_PC => {
                     let bytes = reader.u16()?;
-                    if !machine.is_nowhere {
+                    if !machine.is_left_out {
                         machine.address = machine.address.checked_add(bytes.into())?;
                         machine.operation = 0;
                     }
@@ -279,7 +280,7 @@ impl Lines {
 
     /// Adds a row. Of several with the same address the last counts.
     fn add_row(&mut self, machine: &Machine, rows_start: usize) {
-        if machine.is_nowhere {
+        if machine.is_left_out {
             return;
         }
         let row = Row {
@@ -295,7 +296,7 @@ impl Lines {
 
     fn end_sequence(&mut self, machine: &Machine, rows_start: usize) -> Option<()> {
         let Some(first) = self.rows.get(rows_start).map(|row| row.address) else { return Some(()) };
-        if machine.is_nowhere || first >= machine.address {
+        if machine.is_left_out || first >= machine.address {
             self.rows.truncate(rows_start);
             return Some(());
         }

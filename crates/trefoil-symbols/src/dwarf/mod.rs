@@ -21,9 +21,11 @@
 //!
 //! 1. Every read goes through [`Reader`](reader::Reader), which checks the range, and sums of
 //!    numbers from the file are checked or wrap. Nothing here panics.
-//! 2. Nothing recurses. Each loop takes bytes of a section or has a bound ([`REFERENCES_MAX`]).
-//! 3. What one pass reads or allocates is at most proportional to the sections, even if units share
-//!    their tables (`EntriesLeft`, `RootAbbreviations`, `line_bytes_left`).
+//! 2. Nothing recurses. Each loop takes bytes of a section or has a bound ([`REFERENCES_MAX`],
+//!    `ATTRIBUTES_MAX`).
+//! 3. What the first pass over the units and a lookup read and allocate is at most proportional to
+//!    the sections, even if units share their tables (`EntriesLeft`, `RootAbbreviations`,
+//!    `line_bytes_left`). Only abbreviations are kept again for each unit that is looked up.
 //!
 //! What is damaged costs lines or names. Left out: types (units of types, references to them), and
 //! machines with addresses of another size than 8 bytes.

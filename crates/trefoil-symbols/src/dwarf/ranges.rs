@@ -6,8 +6,11 @@ use super::sections::DebugSections;
 use super::unit::Unit;
 use super::value::Value;
 
-/// Linkers write this or one more as the address of code that they have left out.
-pub(super) const NOWHERE: u64 = u64::MAX - 1;
+/// Returns whether an address is a tombstone: what linkers write as the address of code that they
+/// have left out. GNU ld writes 0, where no function is, and others the largest number or one less.
+pub(super) fn is_tombstone(address: u64) -> bool {
+    address == 0 || address >= u64::MAX - 1
+}
 
 /// Addresses from `start` up to `end`, which is not one of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,10 +82,8 @@ impl Unit {
             Value::Number(size) => Some(start.wrapping_add(size)),
             high => self.address(high),
         };
-        if let Some(end) = end
-            && start < end
-        {
-            ranges.push(AddressRange { start, end });
+        if let Some(end) = end {
+            add(start, end, ranges);
         }
     }
 
@@ -173,14 +174,15 @@ impl Unit {
 }
 
 fn add_relative(base: u64, start: u64, end: u64, ranges: &mut Vec<AddressRange>) {
-    if base < NOWHERE {
+    // A base of 0 is usual: that of a unit whose functions are anywhere.
+    if base == 0 || !is_tombstone(base) {
         add(base.wrapping_add(start), base.wrapping_add(end), ranges);
     }
 }
 
 /// Adds a range unless it is empty, or of code that the linker has left out.
 pub(super) fn add(start: u64, end: u64, ranges: &mut Vec<AddressRange>) {
-    if start < end && start < NOWHERE {
+    if start < end && !is_tombstone(start) {
         ranges.push(AddressRange { start, end });
     }
 }

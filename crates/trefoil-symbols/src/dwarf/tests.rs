@@ -157,6 +157,41 @@ fn a_unit_may_be_found_by_its_set_of_addresses() {
     assert!(calls(&mut info, CODE + 16).is_empty(), "not in the set");
 }
 
+/// GNU ld writes 0 as the address of a function that it has left out. Of two ranges the one with the
+/// lower end is tried first.
+#[test]
+fn code_that_was_left_out_hides_no_other() {
+    let of_unit = |at: u32, start: u64, size: u64| {
+        let mut set = vec![2, 0];
+        set.extend(at.to_le_bytes());
+        set.extend([8, 0, 0, 0, 0, 0]);
+        set.extend([start, size, 0, 0].map(u64::to_le_bytes).as_flattened());
+        [(set.len() as u32).to_le_bytes().to_vec(), set].concat()
+    };
+    let left_out = unit(&[root(), function("left out", 0, CODE + 8)].concat());
+    let present = unit(&[root(), function("present", CODE, 32)].concat());
+    let sets = [of_unit(0, CODE, 32), of_unit(present.len() as u32, 0, CODE + 8)].concat();
+    let sections = sections([present, left_out].concat());
+    let mut info = DebugInfo::new(DebugSections { aranges: sets.leak(), ..sections });
+    assert_eq!(calls(&mut info, CODE), ["present /folder/src/a.c:10"]);
+}
+
+/// Attributes of some forms take no bytes of an entry.
+#[test]
+fn many_attributes_without_bytes_cost_little_time() {
+    const DW_FORM_FLAG_PRESENT: u8 = 0x19;
+    let mut abbrev = abbrev();
+    abbrev.pop();
+    abbrev.extend([99, DW_TAG_SUBPROGRAM as u8, 0]);
+    abbrev.extend([0x3f, DW_FORM_FLAG_PRESENT].repeat(100_000));
+    abbrev.extend([0, 0, 0]);
+    let info = unit(&[root(), function("here", CODE, 32), vec![99; 100_000]].concat());
+    let sections = DebugSections { abbrev: abbrev.leak(), ..sections(info) };
+    let begin = Instant::now();
+    assert_eq!(calls(&mut DebugInfo::new(sections), CODE), ["here /folder/src/a.c:10"]);
+    assert!(begin.elapsed() < Duration::from_secs(5), "it took {:?}", begin.elapsed());
+}
+
 #[test]
 fn references_in_a_circle_are_no_name() {
     let own = 11 + root().len() as u32;

@@ -8,7 +8,7 @@ use super::row::{Cfa, Machine, Row, Rule};
 use super::table::Recipe;
 use super::{Cpu, NoCaller, Registers};
 
-/// What a frame is that a caller is wanted of.
+/// How the frame was left whose caller is wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum FrameState {
     /// It is stopped at any instruction.
@@ -91,13 +91,17 @@ impl Machine {
                 if number == self.cpu.numbers().fp && self.is_outermost() {
                     return Ok(None);
                 }
-                let register = self.register(number);
-                register.and_then(|value| value.checked_add_signed(offset.into()))
+                // Code that keeps its frame in another register may have left the frame pointer
+                // as it was.
+                let Some(value) = self.register(number) else {
+                    return self.caller_by_frame_pointer(memory);
+                };
+                value.checked_add_signed(offset.into())
             }
             Cfa::Expression(at) => evaluate((memory.eh_frame)(), at, None, self, memory.word),
         };
         let cfa = cfa.ok_or(NoCaller)?;
-        // Only on aarch64 can it be in a register, and a call overwrites it.
+        // On aarch64 a call puts it into a register, and the next call overwrites that.
         let is_leaf = self.cpu == Cpu::Aarch64
             && state == FrameState::Stopped
             && matches!(row.return_address, Rule::Unset | Rule::Same);
@@ -111,6 +115,8 @@ impl Machine {
                 // The function may have restored it already. Tables need not say so, but the word
                 // is below the stack pointer then, where it may not be readable.
                 None if state == FrameState::Stopped => Some(fp),
+                // In a register that is unknown. The stack pointer may be all that is needed.
+                None if matches!(rule, Rule::In(_)) => Some(fp),
                 value => value,
             },
         };
@@ -127,7 +133,7 @@ impl Machine {
         }
     }
 
-    /// The same of the rules that are rare.
+    /// Does the work of [`Machine::value`] for the rules that are rare.
     #[cold]
     fn computed(&self, rule: Rule, cfa: u64, memory: &mut Memory<'_>) -> Option<u64> {
         let Memory { word, eh_frame } = memory;

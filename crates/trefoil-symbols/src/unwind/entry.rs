@@ -3,6 +3,9 @@
 
 use super::reader::{Encoding, Reader};
 
+/// How long the text may be that says which fields a CIE has. Compilers write up to five letters.
+const LETTERS_MAX: usize = 16;
+
 /// What functions share.
 #[derive(Clone, Copy)]
 pub(super) struct Cie<'a> {
@@ -92,7 +95,13 @@ fn cie(mut reader: Reader<'_>) -> Option<Cie<'_>> {
         return None;
     }
     let mut augmentation = reader;
-    while reader.u8()? != 0 {}
+    let mut letters = 0;
+    while reader.u8()? != 0 {
+        letters += 1;
+        if letters > LETTERS_MAX {
+            return None;
+        }
+    }
     let has_data = match augmentation.u8()? {
         0 => false,
         b'z' => true,

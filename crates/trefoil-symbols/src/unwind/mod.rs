@@ -9,7 +9,7 @@
 //!
 //! The words of a stack may be those of a thread that runs, or of a damaged core file. Invariants:
 //!
-//! 1. Every read of a stack goes through the caller's function, which may refuse it.
+//! 1. Every read of a stack goes through the function `word`, which may refuse it.
 //! 2. The tables are read within their bounds, and a wrong one costs the caller of a frame, never
 //!    more.
 //! 3. Every loop ends with the bytes that it reads, or after a fixed number of steps.
@@ -171,7 +171,7 @@ struct Cached {
 }
 
 impl Cached {
-    /// What is true of the address that no file has.
+    /// The entry of an address that no file has.
     const NONE: Cached =
         Cached { address: u64::MAX, recipe: Recipe::FramePointer, table: u32::MAX };
 }

@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
         Some(self.leb()?.0)
     }
 
-    /// The same of a signed number.
+    /// Reads a signed number of seven bits per byte.
     pub(super) fn sleb(&mut self) -> Option<i64> {
         let (value, bits, last) = self.leb()?;
         let is_negative = last & 0x40 != 0;

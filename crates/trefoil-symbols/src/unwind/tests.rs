@@ -204,12 +204,23 @@ fn the_stack_ends_where_the_return_address_is_undefined_or_0() {
 #[test]
 fn no_caller_is_found_by_an_unknown_register_or_an_unreadable_word() {
     let caller = |instructions: &[u8]| caller(Cpu::X86_64, instructions);
-    assert_eq!(caller(&[0x0c, 10, 8]), Err(NoCaller), "a frame address of r10");
-    assert_eq!(caller(&[0x0f, 2, 0x7a, 0]), Err(NoCaller), "the same by an expression");
+    assert_eq!(caller(&[0x0f, 2, 0x7a, 0]), Err(NoCaller), "a frame address computed from r10");
     assert_eq!(caller(&[0x09, 16, 1]), Err(NoCaller), "a return address in rdx");
     assert_eq!(caller(&[0x0e, 0xff, 0xff, 0xff, 0x0f]), Err(NoCaller), "outside the stack");
     assert_eq!(caller(&[0x0e, 0]), Err(NoCaller), "a stack pointer that stays");
     assert_eq!(caller(&[0x12, 7, 1]), Err(NoCaller), "a stack pointer that shrinks");
+}
+
+#[test]
+fn a_frame_in_an_unknown_register_is_left_by_the_frame_pointer() {
+    for cpu in [Cpu::X86_64, Cpu::Aarch64] {
+        let caller = caller(cpu, &[0x0c, 10, 8]).unwrap().unwrap();
+        assert_eq!((caller.pc, caller.sp, caller.fp), (saved(FP + 8), FP + 16, saved(FP)));
+    }
+    // The frame pointer itself in rdx, in a function that has called another.
+    let called = CodeAddress::of_return(BIAS + FUNCTION + 8).unwrap();
+    let mut tables = tables(Cpu::X86_64, module(section(Cpu::X86_64, &[0x0e, 16, 0x09, 6, 1])));
+    assert_eq!(found(&mut tables, called, registers(Cpu::X86_64)), x86(saved(SP + 8), SP + 16, FP));
 }
 
 #[test]
