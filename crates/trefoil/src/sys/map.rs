@@ -7,14 +7,14 @@
 //! The order of iteration is that of insertion, until an entry is removed: the last one then takes
 //! its place. So the same operations give the same order in every run, as simulations need.
 //!
-//! The hash is quick and has no secret, so a stranger who chooses the keys can make a map slow: use
+//! The hash is quick and has no secret, so an attacker who chooses the keys can make a map slow: use
 //! it for ids, addresses and texts of the program and its own files.
 
 use std::borrow::Borrow;
 use std::hash::{Hash, Hasher};
 use std::ops::Index;
 
-/// See the head of the file.
+/// A hash map: see the head of the file.
 #[derive(Clone)]
 pub(crate) struct Map<K, V> {
     entries: Vec<(K, V)>,
@@ -140,8 +140,9 @@ impl<K: Hash + Eq, V> Map<K, V> {
 
     /// Keeps the entries for which `is_kept` returns true, in their order.
     pub(crate) fn retain(&mut self, mut is_kept: impl FnMut(&K, &V) -> bool) {
-        self.entries.retain(|(key, value)| is_kept(key, value));
+        // First, so that the table names no entry that is gone if `is_kept` panics.
         self.table.slots.clear();
+        self.entries.retain(|(key, value)| is_kept(key, value));
         for (place, (key, _)) in self.entries.iter().enumerate() {
             self.table.insert(hash(key), place);
         }
@@ -262,7 +263,7 @@ impl Table {
 
     /// Adds an entry that is not in the table. The places in the table are those below `place`.
     fn insert(&mut self, hash: u32, place: usize) {
-        let entry = u32::try_from(place + 1).expect("a map has at most 2^32 - 2 entries");
+        let entry = u32::try_from(place + 1).expect("a map has less than 2^32 entries");
         if (place + 1) * 8 > self.slots.len() * 7 {
             let count = (self.slots.len() * 2).max(SLOTS_MIN);
             let old = std::mem::replace(&mut self.slots, vec![Slot::default(); count]);
@@ -321,7 +322,7 @@ fn hash<Q: Hash + ?Sized>(key: &Q) -> u32 {
     (hasher.finish() >> 32) as u32
 }
 
-/// Multiplies by an odd number with as many ones as zeros, and folds the product.
+/// Multiplies by an odd number with irregular bits, and folds the product.
 struct Mixer(u64);
 
 impl Mixer {

@@ -28,7 +28,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use super::raw::syscall;
 use super::syscalls::{self, Errno};
@@ -372,6 +372,10 @@ pub(crate) fn provide<T>(memory: &mut [MaybeUninit<T>]) {
 /// Reads a word of this process that may not be mapped any more. Returns None if it is not, or if
 /// the kernel allows no such reads.
 pub(crate) fn read_u32(address: usize) -> Option<u32> {
+    static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+    if IS_REFUSED.load(Ordering::Relaxed) {
+        return read_u32_from_file(address);
+    }
     let mut word = [0u8; 4];
     let local = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
     let remote = libc::iovec { iov_base: address as *mut _, iov_len: word.len() };
@@ -384,7 +388,10 @@ pub(crate) fn read_u32(address: usize) -> Option<u32> {
     match syscalls::checked(read) {
         Ok(4) => Some(u32::from_ne_bytes(word)),
         Ok(_) | Err(Errno::FAULT) => None,
-        Err(_) => read_u32_from_file(address),
+        Err(_) => {
+            IS_REFUSED.store(true, Ordering::Relaxed);
+            read_u32_from_file(address)
+        }
     }
 }
 

@@ -90,7 +90,7 @@ pub(crate) fn with_os_threads<T>(f: impl FnOnce() -> T) -> T {
     value
 }
 
-/// Starts a thread of std for code of the program, which may use all of std there. It is an OS
+/// Starts a thread of std for code of the runtime that may call the program and all of std. It is an OS
 /// thread, also in a simulation. One function for all: each closure of its own would cost 1,500
 /// lines of LLVM IR.
 pub(crate) fn spawn_std(
