@@ -253,7 +253,7 @@ impl FutexCall {
         if self.op & REALTIME == 0 {
             return Some(nanos.min(LATEST));
         }
-        Some(clock::after_nanos(nanos.saturating_sub(clock::wall_now())))
+        Some(clock::from_wall(nanos))
     }
 
     /// Wakes up to `count` waiters.

@@ -75,6 +75,16 @@ pub(crate) fn wall_now() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
+/// Returns the point in time that is `nanos` on the wall clock, as that is set now; at most
+/// [`LATEST`].
+#[cfg(feature = "std")]
+pub(crate) fn from_wall(nanos: u64) -> Nanos {
+    // The wall clock is read first: a thread that is stopped between the two waits too long, but
+    // never too short.
+    let left = nanos.saturating_sub(wall_now());
+    after_nanos(left)
+}
+
 /// Returns the simulated time; None if the caller is not simulated.
 #[cold]
 pub(crate) fn simulated_slow() -> Option<Nanos> {

@@ -7,8 +7,8 @@
 //! The order of iteration is that of insertion, until an entry is removed: the last one then takes
 //! its place. So the same operations give the same order in every run, as simulations need.
 //!
-//! The hash is quick and has no secret, so an attacker who chooses the keys can make a map slow: use
-//! it for ids, addresses and texts of the program and its own files.
+//! The hash is quick and has no secret, so keys that were chosen for it can make a map slow: use it
+//! for ids, addresses and texts of the program and its own files.
 
 use std::borrow::Borrow;
 use std::hash::{Hash, Hasher};

@@ -62,7 +62,7 @@ use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::table::FOREIGN;
 use crate::sched::{Rt, holds_lock_of_std, switch};
 use crate::shim::fence_after_rmw;
-use crate::sys::clock::{NEVER, Nanos, after_nanos, wall_now};
+use crate::sys::clock::{self, NEVER, Nanos};
 use crate::sys::fork::is_forked;
 use crate::sys::frame_waiter::{ClockTime, WaitClock};
 use crate::sys::lock;
@@ -144,9 +144,7 @@ fn on_runtime_clock(limit: Option<ClockTime>) -> Nanos {
     let at = at.min(NEVER - 1);
     match limit.clock {
         WaitClock::Monotonic => at,
-        // The wall clock is read first: a thread that is stopped between the two waits too long, but
-        // never too short.
-        WaitClock::Realtime => after_nanos(at.saturating_sub(wall_now())),
+        WaitClock::Realtime => clock::from_wall(at),
     }
 }
 
@@ -413,7 +411,7 @@ pub(super) fn keep_symbols() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::clock::now;
+    use crate::sys::clock::{now, wall_now};
 
     /// A wait was as much too short as its thread was stopped between the readings of two clocks.
     #[test]
