@@ -45,7 +45,7 @@ impl Frame {
     /// more.
     pub fn is_library(&self) -> bool {
         let name = self.name.trim_start_matches('<');
-        let parts = ["trefoil::", "std::", "core::", "alloc::"];
+        let parts = ["trefoil::", "trefoil_base::", "std::", "core::", "alloc::"];
         parts.iter().any(|part| name.starts_with(part))
             || self.file.contains("/library/std/src/")
             || self.file.contains("/library/core/src/")
@@ -77,14 +77,19 @@ pub fn shown<'a>(frames: impl Iterator<Item = &'a Resolved>) -> Vec<Arc<Frame>> 
     outside.take(FRAMES_SHOWN_MAX).map(|(_, frame)| frame.clone()).collect()
 }
 
-/// Returns whether a file is a source of the crate `trefoil`, in a folder that begins with
-/// `folder`. The path may be that of another build: only its end is compared.
+/// Returns whether a file is a source of the crates `trefoil` and `trefoil-base`, in a folder that
+/// begins with `folder`. The path may be that of another build: only its end is compared.
 pub fn is_own_source(file: &str, folder: &str) -> bool {
     file.match_indices("/src/").any(|(at, src)| {
         let package = file[..at].rsplit('/').next().unwrap_or_default();
-        let version = package.strip_prefix("trefoil-").unwrap_or_default();
-        (package == "trefoil" || version.starts_with(|c: char| c.is_ascii_digit()))
-            && file[at + src.len()..].starts_with(folder)
+        let is_version = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
+        let is_own = ["trefoil", "trefoil-base"].iter().any(|name| {
+            let rest = package.strip_prefix(name);
+            rest.is_some_and(|rest| {
+                rest.is_empty() || rest.strip_prefix('-').is_some_and(is_version)
+            })
+        });
+        is_own && file[at + src.len()..].starts_with(folder)
     })
 }
 
@@ -92,7 +97,7 @@ pub fn is_own_source(file: &str, folder: &str) -> bool {
 pub fn frame_kind(name: &str, file: &str) -> FrameKind {
     let name = name.trim_start_matches('<');
     let is_runtime = ["sched/", "arch/", "observe/"].iter().any(|part| is_own_source(file, part))
-        || ["trefoil::sched::", "trefoil::arch::", "trefoil::observe::"]
+        || ["trefoil::sched::", "trefoil_base::arch::", "trefoil::observe::"]
             .iter()
             .any(|part| name.starts_with(part));
     let is_bottom = || {
@@ -123,6 +128,10 @@ mod tests {
             ("park", "/a/trefoil/src/sched/switch.rs", Runtime),
             ("park", "/r/trefoil-0.1.0/src/sched/switch.rs", Runtime),
             ("park", "/r/trefoil-1.2.3/src/sched/switch.rs", Runtime),
+            ("switch", "/r/trefoil-base-0.1.0/src/arch/x86_64/mod.rs", Runtime),
+            ("switch", "/a/trefoil-base/src/arch/x86_64/mod.rs", Runtime),
+            ("trefoil_base::arch::x86_64::switch", "", Runtime),
+            ("trefoil_base::sys::futex::futex_wait", "", User),
             ("park", "/r/trefoil-cli/src/sched/switch.rs", User),
             ("park", "/home/me/scheduler/src/sched/switch.rs", User),
             ("trefoil::time::sleep", "/a/trefoil/src/time/mod.rs", User),

@@ -162,27 +162,7 @@
 // gdb's commands for goroutines, embedded into every program (`observe/layout.rs`).
 #![debugger_visualizer(gdb_script_file = "observe/goroutines.py")]
 
-#[cfg(not(all(
-    target_os = "linux",
-    any(target_arch = "x86_64", target_arch = "aarch64"),
-    target_env = "gnu"
-)))]
-compile_error!(
-    "trefoil runs on Linux with glibc, on x86_64 and aarch64: a goroutine owns its thread-local \
-     storage, and that needs a port. `arch/mod.rs` lists what a port of a CPU provides (switch, \
-     thread pointer, preemption); `mem/tls/mod.rs` lists what it says about TLS blocks."
-);
-
-// On `gnu` only: any other target gets the message above.
-#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
-compile_error!(
-    "trefoil needs a dynamically linked glibc: it reads the layout of thread-local storage from \
-     the dynamic linker, and its own versions of libc functions call those of libc. Build without \
-     `-C target-feature=+crt-static` (see RUSTFLAGS and .cargo/config.toml)."
-);
-
 pub mod alloc;
-mod arch;
 mod blocking;
 pub mod chan;
 pub mod context;
@@ -193,7 +173,6 @@ pub mod guide;
 mod interpose;
 mod join_handle;
 pub mod labels;
-mod mem;
 pub mod net;
 mod observe;
 #[doc(hidden)]
@@ -203,18 +182,19 @@ pub mod profile;
 mod runtime;
 mod sched;
 mod scope;
-mod shim;
 pub mod signal;
 pub mod sim;
 #[cfg(feature = "std")]
 mod simnet;
 pub mod sync;
-mod sys;
 pub mod task;
 pub mod time;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 pub mod trace;
+
+// The ground, a crate of its own: its rooms have the same paths as this crate's.
+use trefoil_base::{arch, mem, shim, sys};
 
 pub use blocking::{NoPreempt, ThreadLock, blocking, lock_os_thread, no_preempt};
 pub use future::{block_on, go_async};

@@ -265,10 +265,10 @@ class Goroutine:
                 if name:
                     name = re.sub("::h[0-9a-f]{16}$", "", name)
                     first = first or name
-                    parts = name.lstrip("<").startswith(("trefoil::", "std::", "core::", "__"))
+                    parts = name.lstrip("<").startswith(("trefoil::", "trefoil_base::", "std::", "core::", "__"))
                     sal = frame.find_sal()
                     file = sal.symtab.fullname() if sal.symtab else ""
-                    own = ["/trefoil/src/", "/library/", "/sysdeps/"]
+                    own = ["/trefoil/src/", "/trefoil-base/src/", "/library/", "/sysdeps/"]
                     if file and not parts and not any(part in file for part in own):
                         return "%s (%s:%d)" % (name, file.rsplit("/", 1)[-1], sal.line)
                 frame = frame.older()

@@ -21,10 +21,9 @@ use trefoil_symbols::{self as symbols, Bytes, CodeAddress, Cpu, Module, UnwindTa
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
 
-impl From<Registers> for symbols::Registers {
-    fn from(Registers { pc, sp, fp, lr }: Registers) -> symbols::Registers {
-        symbols::Registers { pc, sp, fp, lr }
-    }
+/// The registers as the unwinder takes them.
+fn for_unwinder(Registers { pc, sp, fp, lr }: Registers) -> symbols::Registers {
+    symbols::Registers { pc, sp, fp, lr }
 }
 
 /// Bytes of the frame of `arch::call_on` above its frame pointer.
@@ -61,13 +60,13 @@ impl Tables {
         caller: Range<u64>,
         word: &mut dyn FnMut(u64) -> Option<u64>,
     ) -> Vec<u64> {
-        let mut registers: symbols::Registers = registers.into();
+        let mut registers = for_unwinder(registers);
         let mut at = CodeAddress::of_instruction(registers.pc);
         let mut frames = vec![at.to_look_up()];
         while frames.len() < FRAMES_MAX {
             let is_preempted = in_trampoline(at.address() as usize);
             if is_preempted && let Some(stopped) = trampoline_caller(registers.sp, &mut *word) {
-                registers = stopped.into();
+                registers = for_unwinder(stopped);
                 at = CodeAddress::of_instruction(registers.pc);
                 frames.push(at.to_look_up());
                 continue;

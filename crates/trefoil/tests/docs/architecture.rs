@@ -1,12 +1,12 @@
 //! Checks ARCHITECTURE.md: imports go only down, and the files and functions that the page names
 //! exist.
 //!
-//! The page lists the floors of the crate from top to bottom, in its block `text floors`. Modules
-//! on one line share a floor. The test reads every path `crate::…` in the sources and fails if one
+//! The page lists the floors of the crates `trefoil` and `trefoil-base` from top to bottom, in its
+//! block `text floors`. Modules on one line share a floor. The test reads every path `crate::…` in the sources and fails if one
 //! leads to a higher floor, to another module of the same floor, or through the crate's root
 //! (`crate::go` instead of `crate::goroutine::go`).
 //!
-//! The walks name functions as `file.rs::function`, relative to `crates/trefoil/src`.
+//! The walks name functions as `file.rs::function`, relative to the sources of either crate.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -140,28 +140,32 @@ fn architecture() -> Option<String> {
     text
 }
 
-/// Returns the folder of the crate's sources.
-fn src() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+/// Returns the folders of the sources of both crates.
+fn sources_of_both() -> [PathBuf; 2] {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    [own.join("src"), own.join("../trefoil-base/src")]
 }
 
 #[test]
 fn every_import_leads_to_a_lower_floor() {
     let Some(architecture) = architecture() else { return };
     let floors = Floors::parse(&architecture);
-    let src = src();
-    let mut files = Vec::new();
-    sources(&src, &mut files);
-    assert!(files.len() > 100, "only {} files below {}", files.len(), src.display());
-
-    let texts = files.iter().map(|file| std::fs::read_to_string(file).unwrap());
-    let texts: Vec<_> = texts.collect();
+    // Each file as its path without extension, and its text.
+    let mut texts = Vec::new();
+    for folder in sources_of_both() {
+        let mut files = Vec::new();
+        sources(&folder, &mut files);
+        assert!(files.len() > 50, "only {} files below {}", files.len(), folder.display());
+        texts.extend(files.iter().map(|file| {
+            let name = file.strip_prefix(&folder).unwrap().with_extension("");
+            (name, std::fs::read_to_string(file).unwrap())
+        }));
+    }
     // A macro has no floor.
-    let macros: HashSet<&str> = texts.iter().flat_map(|text| macros(text)).collect();
+    let macros: HashSet<&str> = texts.iter().flat_map(|(_, text)| macros(text)).collect();
 
     let mut breaks = String::new();
-    for (file, text) in files.iter().zip(&texts) {
-        let name = file.strip_prefix(&src).unwrap().with_extension("");
+    for (name, text) in &texts {
         let name = name.to_str().unwrap().trim_end_matches("/mod");
         let module = floors.module_of(name);
         let Some(from) = floors.0.get(module) else {
@@ -196,7 +200,8 @@ fn imports_are_found_in_groups_and_macros_are_not() {
 #[test]
 fn files_and_functions_named_in_the_architecture_exist() {
     let Some(architecture) = architecture() else { return };
-    let root = src().join("../../..");
+    let [src, base] = sources_of_both();
+    let folders = [src.join("sched"), src.join("../../.."), src, base];
     let mut checked = 0;
     // Every second piece between backticks is code.
     for code in architecture.split('`').skip(1).step_by(2) {
@@ -205,8 +210,8 @@ fn files_and_functions_named_in_the_architecture_exist() {
         if !is_path || path.contains(['{', ' ', '$']) {
             continue;
         }
-        let file = [src(), src().join("sched"), root.clone()].map(|base| base.join(path));
-        let Some(file) = file.iter().find(|file| file.exists()) else {
+        let mut files = folders.iter().map(|folder| folder.join(path));
+        let Some(file) = files.find(|file| file.exists()) else {
             panic!("ARCHITECTURE.md names {path}, which does not exist");
         };
         if !function.is_empty() {

@@ -1,7 +1,11 @@
 //! Each function that allocates ends the process if the runtime calls it while it holds a P.
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../../trefoil-base/src/sys/test_child.rs"]
+mod test_child;
+
+use self::test_child::this_program;
 use crate::sched::Rt;
-use crate::sys::test_child::this_program;
 use std::ffi::c_void;
 use std::os::unix::process::ExitStatusExt;
 use std::ptr::null_mut;
