@@ -179,6 +179,7 @@ pub(super) struct RootAbbreviations {
 struct Root {
     offset: u64,
     code: u64,
+    tag: u16,
     attributes: Reader,
 }
 
@@ -194,7 +195,7 @@ impl RootAbbreviations {
             && last.offset == offset
             && last.code == code
         {
-            return Some(RootAttributes::new(last.attributes));
+            return Some(RootAttributes::new(last));
         }
         let encoding = Encoding { version: 5, is_64: false };
         let mut reader = Reader::at(self.section, offset)?;
@@ -204,10 +205,11 @@ impl RootAbbreviations {
             if found == 0 {
                 return None;
             }
-            let (_tag, _has_children) = (reader.uleb()?, reader.u8()?);
+            let (tag, _has_children) = (reader.uleb_u16()?, reader.u8()?);
             if found == code {
-                self.last = Some(Root { offset, code, attributes: reader });
-                return Some(RootAttributes::new(reader));
+                let found = Root { offset, code, tag, attributes: reader };
+                self.last = Some(found);
+                return Some(RootAttributes::new(found));
             }
             while Attribute::read(&mut reader, encoding)?.is_some() {}
             self.bytes_left = self.bytes_left.checked_sub(before - reader.len())?;
@@ -215,15 +217,16 @@ impl RootAbbreviations {
     }
 }
 
-/// The attributes of the first entry of a unit.
+/// The tag and the attributes of the first entry of a unit.
 pub(super) struct RootAttributes {
+    pub(super) tag: u16,
     reader: Reader,
     left: usize,
 }
 
 impl RootAttributes {
-    fn new(reader: Reader) -> RootAttributes {
-        RootAttributes { reader, left: ATTRIBUTES_MAX }
+    fn new(root: Root) -> RootAttributes {
+        RootAttributes { tag: root.tag, reader: root.attributes, left: ATTRIBUTES_MAX }
     }
 
     /// Takes the next attribute and its value, which is the next of `entry`.
@@ -285,6 +288,7 @@ mod tests {
         for _ in 0..2 {
             let (mut entry, mut names) = (Reader::new(b"four_and_8__"), Vec::new());
             let mut attributes = roots.find(0, 1).unwrap();
+            assert_eq!(attributes.tag, 0x11);
             while let Some((name, _)) = attributes.next(&mut entry, ENCODING) {
                 names.push(name);
             }

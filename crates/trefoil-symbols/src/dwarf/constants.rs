@@ -4,7 +4,10 @@
 
 pub(super) const DW_TAG_INLINED_SUBROUTINE: u16 = 0x1d;
 pub(super) const DW_TAG_SUBPROGRAM: u16 = 0x2e;
+pub(super) const DW_TAG_PARTIAL_UNIT: u16 = 0x3c;
+pub(super) const DW_TAG_TYPE_UNIT: u16 = 0x41;
 
+pub(super) const DW_UT_TYPE: u8 = 0x02;
 pub(super) const DW_UT_PARTIAL: u8 = 0x03;
 pub(super) const DW_UT_SKELETON: u8 = 0x04;
 pub(super) const DW_UT_SPLIT_COMPILE: u8 = 0x05;

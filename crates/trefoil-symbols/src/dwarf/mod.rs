@@ -27,8 +27,8 @@
 //!    the sections, even if units share their tables (`EntriesLeft`, `RootAbbreviations`,
 //!    `line_bytes_left`). Only abbreviations are kept again for each unit that is looked up.
 //!
-//! What is damaged costs lines or names. Left out: types (units of types, references to them), and
-//! machines with addresses of another size than 8 bytes.
+//! What is damaged costs lines or names. Left out: types that are referred to by their
+//! signature, and machines with addresses of another size than 8 bytes.
 
 mod abbreviations;
 mod aranges;
@@ -199,14 +199,14 @@ impl Index {
         while let Some(header) = UnitHeader::read(sections.info, start)
             && let Ok(unit_index) = u32::try_from(index.units.len())
         {
-            let (unit_start, kind) = (header.start, header.kind);
+            let unit_start = header.start;
             start = header.end;
-            if kind == UnitKind::Unused {
+            if header.kind == UnitKind::Unused {
                 continue;
             }
             let Some(unit) = Unit::read(sections, header, &mut roots) else { continue };
             index.units.push(IndexedUnit { start: unit_start, unit: None });
-            if kind == UnitKind::Partial {
+            if unit.header.kind == UnitKind::NoCode {
                 continue;
             }
             if unit.list_offset(unit.code.list).is_none() {

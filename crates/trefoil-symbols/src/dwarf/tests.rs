@@ -14,6 +14,8 @@ const FUNCTION: u8 = 3;
 const DECLARATION: u8 = 4;
 const ALIAS: u8 = 5;
 const INLINED: u8 = 6;
+const PARTIAL: u8 = 7;
+const TYPES: u8 = 8;
 
 /// Where the code of tests is.
 const CODE: u64 = 0x1000;
@@ -27,13 +29,16 @@ fn abbrev() -> Vec<u8> {
     let name = (DW_AT_NAME, DW_FORM_STRING);
     let lines = (DW_AT_STMT_LIST, DW_FORM_SEC_OFFSET);
     let call = [(DW_AT_CALL_FILE, DW_FORM_DATA1), (DW_AT_CALL_LINE, DW_FORM_DATA2)];
+    let folder = (DW_AT_COMP_DIR, DW_FORM_STRING);
     for (code, tag, has_children, attributes) in [
-        (UNIT, DW_TAG_COMPILE_UNIT, 1, &[(DW_AT_COMP_DIR, DW_FORM_STRING), lines][..]),
+        (UNIT, DW_TAG_COMPILE_UNIT, 1, &[folder, lines][..]),
         (UNIT_WITH_RANGES, DW_TAG_COMPILE_UNIT, 0, &[(DW_AT_RANGES, DW_FORM_SEC_OFFSET)]),
         (FUNCTION, function, 1, &[name, low, high]),
         (DECLARATION, function, 0, &[name]),
         (ALIAS, function, 0, &[origin, low, high]),
         (INLINED, inlined, 1, &[origin, low, high, call[0], call[1]]),
+        (PARTIAL, DW_TAG_PARTIAL_UNIT as u8, 1, &[folder, lines]),
+        (TYPES, DW_TAG_TYPE_UNIT as u8, 1, &[lines]),
     ] {
         section.extend([code, tag, has_children]);
         for &(name, form) in attributes {
@@ -53,8 +58,19 @@ fn unit(entries: &[u8]) -> Vec<u8> {
     unit
 }
 
+/// Makes a unit, version 5, of this type and these entries. `more` is the rest of its header.
+fn new_unit(unit_type: u8, more: &[u8], entries: &[u8]) -> Vec<u8> {
+    let rest = [&[5, 0, unit_type, 8, 0, 0, 0, 0], more, entries].concat();
+    [&(rest.len() as u32).to_le_bytes()[..], &rest].concat()
+}
+
 fn root() -> Vec<u8> {
-    let mut entry = vec![UNIT];
+    root_of(UNIT)
+}
+
+/// Makes the first entry of a unit, or of a part that several units share.
+fn root_of(code: u8) -> Vec<u8> {
+    let mut entry = vec![code];
     entry.extend(b"/folder\0");
     entry.extend([0; 4]);
     entry
@@ -142,6 +158,26 @@ fn the_name_of_an_inlined_call_may_be_in_another_unit() {
     assert_eq!(calls(&mut info, CODE + 16), ["caller /folder/src/a.c:12"]);
     for address in [0, CODE - 1, CODE + 32, u64::MAX] {
         assert!(calls(&mut info, address).is_empty(), "{address:#x}");
+    }
+}
+
+/// What dwz has moved out of units has the line table of one of them. Before version 5 only the
+/// first entry says what kind of unit it is.
+#[test]
+fn units_without_code_hide_no_others_and_have_names_for_them() {
+    const NAMED: &[u8] = b"\x04named\0\0";
+    let partial = |entries: &[u8]| unit(&[&root_of(PARTIAL), entries].concat());
+    let new_partial =
+        |entries: &[u8]| new_unit(DW_UT_PARTIAL, &[], &[&root_of(PARTIAL), entries].concat());
+    let types = |entries: &[u8]| {
+        let root = [TYPES, 0, 0, 0, 0];
+        new_unit(DW_UT_TYPE, &[7; 12], &[&root, entries].concat())
+    };
+    for first in [partial(NAMED), new_partial(NAMED), types(NAMED)] {
+        let name = (first.len() - NAMED.len()) as u32;
+        let second = unit(&[root(), referring(ALIAS, name, CODE, 32)].concat());
+        let info = [first, second, types(&[0]), partial(&[0]), new_partial(&[0])].concat();
+        assert_eq!(calls(&mut DebugInfo::new(sections(info)), CODE), ["named /folder/src/a.c:10"]);
     }
 }
 

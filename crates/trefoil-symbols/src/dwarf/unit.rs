@@ -10,19 +10,20 @@ use super::reader::Reader;
 use super::sections::DebugSections;
 use super::value::{Encoding, Value};
 
-/// Which units have code, as far as their header says it.
+/// Which units have code.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum UnitKind {
     /// It may have code. So may its other half in another file, if it is a skeleton.
     Code,
-    /// Other units refer to its entries.
-    Partial,
-    /// Types only, or an unknown version.
+    /// Other units refer to its entries: a part that several units share, or a type.
+    NoCode,
+    /// Of an unknown version or kind.
     Unused,
 }
 
 /// The header of a unit.
 pub(super) struct UnitHeader {
+    /// As far as the header says it: before version 5 only the first entry does.
     pub(super) kind: UnitKind,
     pub(super) start: usize,
     pub(super) end: usize,
@@ -79,7 +80,11 @@ impl UnitHeader {
         }
         match kind {
             DW_UT_COMPILE => Some(UnitKind::Code),
-            DW_UT_PARTIAL => Some(UnitKind::Partial),
+            DW_UT_PARTIAL => Some(UnitKind::NoCode),
+            DW_UT_TYPE => {
+                let (_signature, _type) = (reader.u64()?, reader.offset(is_64)?);
+                Some(UnitKind::NoCode)
+            }
             DW_UT_SKELETON | DW_UT_SPLIT_COMPILE => {
                 self.id = Some(reader.u64()?);
                 Some(UnitKind::Code)
@@ -180,6 +185,9 @@ impl Unit {
     fn read_root(&mut self, roots: &mut RootAbbreviations) -> Option<()> {
         let mut entry = self.entries();
         let mut attributes = roots.find(self.header.abbreviations_at, entry.uleb()?)?;
+        if matches!(attributes.tag, DW_TAG_PARTIAL_UNIT | DW_TAG_TYPE_UNIT) {
+            self.header.kind = UnitKind::NoCode;
+        }
         while let Some((name, value)) = attributes.next(&mut entry, self.encoding) {
             match (name, value) {
                 (DW_AT_NAME, _) => self.name = value,
