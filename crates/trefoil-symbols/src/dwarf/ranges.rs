@@ -7,9 +7,10 @@ use super::unit::Unit;
 use super::value::Value;
 
 /// Returns whether an address is a tombstone: what linkers write as the address of code that they
-/// have left out. GNU ld writes 0, where no function is, and others the largest number or one less.
+/// have left out. GNU ld and lld write 0, or 1 where 0 would end a list; no function is there.
+/// Others write the largest number or one less.
 pub(super) fn is_tombstone(address: u64) -> bool {
-    address == 0 || address >= u64::MAX - 1
+    address <= 1 || address >= u64::MAX - 1
 }
 
 /// Addresses from `start` up to `end`, which is not one of them.
@@ -121,6 +122,9 @@ impl Unit {
             match (start, end) {
                 (0, 0) => return Some(()),
                 (u64::MAX, _) => base = end,
+                // A base of 0 is usual: that of a unit whose functions are anywhere, and of
+                // addresses that follow those of another base.
+                _ if base == 0 => add(start, end, ranges),
                 _ => add_relative(base, start, end, ranges),
             }
         }
@@ -173,9 +177,9 @@ impl Unit {
     }
 }
 
+/// Adds a range whose addresses are relative to `base`, unless that is a tombstone.
 fn add_relative(base: u64, start: u64, end: u64, ranges: &mut Vec<AddressRange>) {
-    // A base of 0 is usual: that of a unit whose functions are anywhere.
-    if base == 0 || !is_tombstone(base) {
+    if !is_tombstone(base) {
         add(base.wrapping_add(start), base.wrapping_add(end), ranges);
     }
 }

@@ -193,8 +193,8 @@ fn a_unit_may_be_found_by_its_set_of_addresses() {
     assert!(calls(&mut info, CODE + 16).is_empty(), "not in the set");
 }
 
-/// GNU ld writes 0 as the address of a function that it has left out. Of two ranges the one with the
-/// lower end is tried first.
+/// GNU ld writes 0 or 1 as the address of a function that it has left out. Of two ranges the one with
+/// the lower end is tried first.
 #[test]
 fn code_that_was_left_out_hides_no_other() {
     let of_unit = |at: u32, start: u64, size: u64| {
@@ -204,12 +204,78 @@ fn code_that_was_left_out_hides_no_other() {
         set.extend([start, size, 0, 0].map(u64::to_le_bytes).as_flattened());
         [(set.len() as u32).to_le_bytes().to_vec(), set].concat()
     };
-    let left_out = unit(&[root(), function("left out", 0, CODE + 8)].concat());
-    let present = unit(&[root(), function("present", CODE, 32)].concat());
-    let sets = [of_unit(0, CODE, 32), of_unit(present.len() as u32, 0, CODE + 8)].concat();
-    let sections = sections([present, left_out].concat());
-    let mut info = DebugInfo::new(DebugSections { aranges: sets.leak(), ..sections });
-    assert_eq!(calls(&mut info, CODE), ["present /folder/src/a.c:10"]);
+    for tombstone in [0, 1] {
+        let left_out = unit(&[root(), function("left out", tombstone, CODE + 8)].concat());
+        let present = unit(&[root(), function("present", CODE, 32)].concat());
+        let set_of_left_out = of_unit(present.len() as u32, tombstone, CODE + 8);
+        let sets = [of_unit(0, CODE, 32), set_of_left_out].concat();
+        let sections = sections([present, left_out].concat());
+        let mut info = DebugInfo::new(DebugSections { aranges: sets.leak(), ..sections });
+        assert_eq!(calls(&mut info, CODE), ["present /folder/src/a.c:10"]);
+    }
+}
+
+#[test]
+fn lists_leave_out_what_the_linker_has_left_out() {
+    let list = |numbers: &[u64]| {
+        let numbers: Vec<_> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let info = unit(&[UNIT_WITH_RANGES, 0, 0, 0, 0]);
+        DebugSections { ranges: numbers.leak(), ..sections(info) }
+    };
+    let new_list = |parts: &[&[u8]]| {
+        let info = new_unit(DW_UT_COMPILE, &[], &[UNIT_WITH_RANGES, 0, 0, 0, 0]);
+        DebugSections { rnglists: parts.concat().leak(), ..sections(info) }
+    };
+    let based = |base: u64| [&[DW_RLE_BASE_ADDRESS][..], &base.to_le_bytes()].concat();
+    let from = |start: u64| [&[DW_RLE_START_LENGTH][..], &start.to_le_bytes(), &[9]].concat();
+    let (pair, end) = ([DW_RLE_OFFSET_PAIR, 8, 24], [DW_RLE_END_OF_LIST]);
+    let present = vec![(CODE + 8, CODE + 24)];
+    let mut cases = vec![
+        (list(&[1, 2 * CODE, CODE + 8, CODE + 24, 0, 0]), present.clone()),
+        // Absolute addresses, after a base and a return to 0.
+        (
+            list(&[u64::MAX, CODE, 8, 24, u64::MAX, 0, 3, 4, 0, 0]),
+            vec![(CODE + 8, CODE + 24), (3, 4)],
+        ),
+        (new_list(&[&based(CODE), &pair, &end]), present.clone()),
+        (new_list(&[&from(CODE), &end]), vec![(CODE, CODE + 9)]),
+    ];
+    for tombstone in [0, 1, u64::MAX - 1, u64::MAX] {
+        cases.push((new_list(&[&from(tombstone), &end]), Vec::new()));
+        let parts = [&based(tombstone)[..], &pair, &based(CODE), &pair, &end];
+        cases.push((new_list(&parts), present.clone()));
+        if tombstone != 0 {
+            let numbers = [u64::MAX, tombstone, 8, 24, u64::MAX, CODE, 8, 24, 0, 0];
+            cases.push((list(&numbers), present.clone()));
+        }
+    }
+    for (index, (sections, mut expected)) in cases.into_iter().enumerate() {
+        let index_of_units = Index::read(&sections);
+        let found: Vec<_> = index_of_units.ranges.iter().map(|it| (it.end, it.key)).collect();
+        expected.sort_unstable();
+        assert_eq!(found, expected, "case {index}");
+    }
+}
+
+#[test]
+fn lines_leave_out_what_the_linker_has_left_out() {
+    for tombstone in [0, 1, u64::MAX - 1, u64::MAX] {
+        // Its size must not matter: as large as it can be.
+        let mut program = vec![0, 9, DW_LNE_SET_ADDRESS];
+        program.extend(tombstone.to_le_bytes());
+        program.extend([DW_LNS_COPY, DW_LNS_ADVANCE_PC, 0xff, 0xff, 0x7f, DW_LNS_COPY]);
+        program.extend([0, 1, DW_LNE_END_SEQUENCE]);
+        let mut line = line();
+        line.extend(program);
+        let length = line.len() as u32 - 4;
+        line[..4].copy_from_slice(&length.to_le_bytes());
+        let info = unit(&[root(), function("here", CODE, 32)].concat());
+        let sections = DebugSections { line: line.leak(), ..sections(info) };
+        let index = Index::read(&sections);
+        let found: Vec<_> = index.ranges.iter().map(|it| (it.end, it.key)).collect();
+        assert_eq!(found, [(CODE, CODE + 32)], "{tombstone:#x}");
+        assert_eq!(calls(&mut DebugInfo::new(sections), CODE), ["here /folder/src/a.c:10"]);
+    }
 }
 
 /// Attributes of some forms take no bytes of an entry.
@@ -253,12 +319,12 @@ fn a_list_that_many_units_share_does_not_multiply() {
     const RANGES: usize = 20_000;
     let mut ranges = Vec::new();
     for index in 0..RANGES as u64 {
-        ranges.extend([2 * index + 1, 2 * index + 2].map(u64::to_le_bytes).as_flattened());
+        ranges.extend([2 * index + 2, 2 * index + 3].map(u64::to_le_bytes).as_flattened());
     }
     ranges.extend([0; 16]);
     let info = unit(&[UNIT_WITH_RANGES, 0, 0, 0, 0]).repeat(RANGES);
     let mut info = DebugInfo::new(DebugSections { ranges: ranges.leak(), ..sections(info) });
-    assert!(info.find(1, &mut |_| None).is_none());
+    assert!(info.find(2, &mut |_| None).is_none());
     let index = info.index.as_ref().unwrap();
     assert_eq!(index.units.len(), RANGES);
     assert!((RANGES..=16 * (RANGES + 1)).contains(&index.ranges.len()), "{}", index.ranges.len());
