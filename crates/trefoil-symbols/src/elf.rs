@@ -4,17 +4,20 @@
 //!
 //! 1. Every read goes through [`bytes_at`] or `get`, which check the range. Nothing here panics.
 //! 2. Every loop ends with the table that it reads, and a table is never longer than the file.
-//! 3. A compressed section is inflated to at most [`INFLATION_MAX`] times its size, which is what
-//!    zlib can reach. So a damaged header does not make the program allocate more.
+//! 3. A compressed section is inflated only if it claims no more bytes than the caller allows, so a
+//!    damaged header does not make the program allocate more.
+//! 4. A name is not longer than [`NAME_BYTES_MAX`], so that names without an end do not cost the
+//!    square of the size of the file.
 //!
 //! Sections may be compressed as the ELF standard says, by zlib (`SHF_COMPRESSED`). Left out: zstd,
 //! whose decoder is large, and the older form that names its sections `.zdebug_*`, which no current
 //! linker writes unless it is told to.
 
 use miniz_oxide::inflate::decompress_slice_iter_to_slice;
+use std::ffi::CStr;
 
-/// How much larger than its compressed form a section can be.
-const INFLATION_MAX: u64 = 1100;
+/// How long the name of a section or symbol may be. A longer one is taken as missing.
+const NAME_BYTES_MAX: usize = 1 << 18;
 
 const SECTION_HEADER_BYTES: usize = 64;
 const SEGMENT_HEADER_BYTES: usize = 56;
@@ -120,7 +123,10 @@ impl<'a> Elf<'a> {
 
     /// Returns the section with this name.
     pub fn section(&self, name: &str) -> Option<Section<'a>> {
-        self.sections().find(|section| text_at(self.names, section.name) == name.as_bytes())
+        self.sections().find(|section| {
+            let names = self.names.get(section.name as usize..).unwrap_or_default();
+            names.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(&[0]))
+        })
     }
 
     /// Returns the parts that are loaded, and those that describe the file.
@@ -215,16 +221,14 @@ impl Section<'_> {
         self.flags & SHF_COMPRESSED != 0
     }
 
-    /// Returns the inflated bytes of a compressed section. None if they are damaged, or compressed
-    /// by another method than zlib.
-    pub(crate) fn inflate(&self) -> Option<Vec<u8>> {
-        let size = u64_at(self.bytes, 8)?;
+    /// Returns the inflated bytes of a compressed section. None if they are more than `bytes_max`,
+    /// damaged, or compressed by another method than zlib.
+    pub(crate) fn inflate(&self, bytes_max: usize) -> Option<Vec<u8>> {
+        let size = usize::try_from(u64_at(self.bytes, 8)?).ok()?;
         let compressed = self.bytes.get(COMPRESSION_HEADER_BYTES..)?;
-        let bound = (compressed.len() as u64).saturating_mul(INFLATION_MAX);
-        if u32_at(self.bytes, 0)? != ELFCOMPRESS_ZLIB || size > bound {
+        if u32_at(self.bytes, 0)? != ELFCOMPRESS_ZLIB || size > bytes_max {
             return None;
         }
-        let size = usize::try_from(size).ok()?;
         let mut inflated = Vec::new();
         inflated.try_reserve_exact(size).ok()?;
         inflated.resize(size, 0);
@@ -251,11 +255,11 @@ fn bytes_at(bytes: &[u8], at: u64, size: u64) -> Option<&[u8]> {
     bytes.get(at..)?.get(..usize::try_from(size).ok()?)
 }
 
-/// Returns the text at `at`, which a zero ends. Empty if there is none.
+/// Returns the text at `at`, which a zero ends. Empty if there is none, or if it is too long.
 fn text_at(bytes: &[u8], at: u32) -> &[u8] {
     let text = bytes.get(at as usize..).unwrap_or_default();
-    let end = text.iter().position(|&byte| byte == 0);
-    end.map_or(&[], |end| &text[..end])
+    let text = CStr::from_bytes_until_nul(&text[..text.len().min(NAME_BYTES_MAX)]);
+    text.map_or(&[], CStr::to_bytes)
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -280,7 +284,7 @@ mod tests {
         let elf = Elf::parse(bytes)?;
         let names = [".text", ".dynsym", ".debug_info"];
         let sections = names.iter().filter_map(|name| elf.section(name));
-        sections.filter(|s| s.is_compressed()).for_each(|s| drop(s.inflate()));
+        sections.filter(|s| s.is_compressed()).for_each(|s| drop(s.inflate(1 << 20)));
         elf.segments().for_each(|s| drop(std::hint::black_box(s.bytes.to_vec())));
         let _ = std::hint::black_box((elf.build_id(), elf.debug_link()));
         Some(elf.symbols().filter(|symbol| !symbol.name.is_empty()).count())
@@ -317,6 +321,22 @@ mod tests {
     }
 
     #[test]
+    fn a_name_without_an_end_is_empty() {
+        let mut names = b"\0name\0".to_vec();
+        assert_eq!(text_at(&names, 1), b"name");
+        assert_eq!(text_at(&names, 5), b"");
+        names.resize(names.len() + NAME_BYTES_MAX - 1, b'n');
+        assert_eq!(text_at(&names, 6), b"", "no end");
+        names.push(0);
+        assert_eq!(text_at(&names, 6).len(), NAME_BYTES_MAX - 1);
+        names.insert(6, b'n');
+        assert_eq!(text_at(&names, 6), b"", "too long");
+        for at in [names.len() as u32, u32::MAX] {
+            assert_eq!(text_at(&names, at), b"");
+        }
+    }
+
+    #[test]
     fn a_compressed_section_is_inflated_unless_its_header_is_wrong() {
         // zlib: a block that is stored as it is, and its checksum.
         let zlib = b"\x78\x01\x01\x03\x00\xfc\xffabc\x02\x4d\x01\x27";
@@ -332,11 +352,11 @@ mod tests {
             let section =
                 Section { address, size, bytes: &bytes, name: 0, kind: 1, flags, link: 0 };
             assert!(section.is_compressed());
-            section.inflate()
+            section.inflate(1 << 20)
         };
         assert_eq!(inflated(ELFCOMPRESS_ZLIB, 3, zlib).unwrap(), b"abc");
         assert!(inflated(2, 3, zlib).is_none(), "zstd");
-        for size in [0, 2, 4, 1 << 20, 1 << 40, u64::MAX] {
+        for size in [0, 2, 4, 1 << 20, (1 << 20) + 1, 1 << 40, u64::MAX] {
             assert!(inflated(ELFCOMPRESS_ZLIB, size, zlib).is_none(), "{size}");
         }
         for len in 0..zlib.len() {

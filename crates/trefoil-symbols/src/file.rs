@@ -31,6 +31,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
+/// How many bytes compressed sections may have after they are inflated, per byte of the file. Debug
+/// information is compressed to a fifth; zlib can compress to a thousandth, so a small file could
+/// claim all memory.
+const INFLATION_MAX: usize = 64;
+
 /// Where distributions put debug information.
 const DEBUG_FOLDER: &str = "/usr/lib/debug";
 
@@ -68,7 +73,9 @@ pub struct Call<'a> {
 impl SymbolFile {
     /// Reads the ELF file `bytes`, and no other file. Returns None if it is no ELF file.
     pub fn new(bytes: &'static [u8]) -> Option<SymbolFile> {
-        Some(SymbolFile::of_elf(Elf::parse(bytes)?, Path::new(""), Backing::new(OtherFiles::Never)))
+        let mut backing = Backing::new(OtherFiles::Never);
+        backing.allow_inflation(bytes);
+        Some(SymbolFile::of_elf(Elf::parse(bytes)?, Path::new(""), backing))
     }
 
     /// Maps the file `from` if `is_wanted` returns true for it. It is known as `path`, beside
@@ -223,11 +230,19 @@ struct Backing {
     maps: Vec<FileMap>,
     /// Inflated sections, and files that were read.
     buffers: Vec<Vec<u8>>,
+    /// How many bytes may still be inflated.
+    inflation_left: usize,
 }
 
 impl Backing {
     fn new(other_files: OtherFiles) -> Backing {
-        Backing { other_files, maps: Vec::new(), buffers: Vec::new() }
+        Backing { other_files, maps: Vec::new(), buffers: Vec::new(), inflation_left: 0 }
+    }
+
+    /// Allows the sections of a file to be inflated.
+    fn allow_inflation(&mut self, file: &[u8]) {
+        let bytes = file.len().saturating_mul(INFLATION_MAX);
+        self.inflation_left = self.inflation_left.saturating_add(bytes);
     }
 
     /// Maps a file. The result is valid as long as `self`.
@@ -238,6 +253,7 @@ impl Backing {
         let map = FileMap::new(path)?;
         let bytes = map.bytes;
         self.maps.push(map);
+        self.allow_inflation(bytes);
         Some(bytes)
     }
 
@@ -247,9 +263,12 @@ impl Backing {
         if self.other_files == OtherFiles::Never {
             return None;
         }
-        let (mut file, len) = open(path)?;
-        let mut bytes = Vec::with_capacity(len);
-        file.read_to_end(&mut bytes).ok()?;
+        let (file, len) = open(path)?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).ok()?;
+        // What another process appends meanwhile is left out.
+        file.take(len as u64).read_to_end(&mut bytes).ok()?;
+        self.allow_inflation(&bytes);
         // SAFETY: as in `section`.
         let kept = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
         self.buffers.push(bytes);
@@ -261,7 +280,8 @@ impl Backing {
         let Some(section) = elf.section(name) else { return &[] };
         let mut bytes = section.bytes;
         if section.is_compressed() {
-            let inflated = section.inflate().unwrap_or_default();
+            let inflated = section.inflate(self.inflation_left).unwrap_or_default();
+            self.inflation_left -= inflated.len();
             // SAFETY: the heap memory is neither moved nor changed until `self` is dropped, which
             // is after all that borrows from it (the file's invariant).
             bytes = unsafe { std::slice::from_raw_parts(inflated.as_ptr(), inflated.len()) };
@@ -326,6 +346,88 @@ mod tests {
     use std::os::fd::FromRawFd;
     use std::os::unix::fs::FileExt;
     use std::time::{Duration, Instant};
+
+    /// Makes an ELF file of sections: their names, flags and bytes.
+    fn elf_file(sections: &[(&str, u64, &[u8])]) -> Vec<u8> {
+        let (mut names, mut contents, mut headers) = (vec![0], vec![0; 64], vec![0; 64]);
+        let mut add = |name: &str, flags: u64, bytes: &[u8], name_at: usize| {
+            for number in [name_at as u32, 1] {
+                headers.extend(number.to_le_bytes());
+            }
+            for number in [flags, 0, contents.len() as u64, bytes.len() as u64] {
+                headers.extend(number.to_le_bytes());
+            }
+            headers.extend([0; 24]);
+            contents.extend(bytes);
+            name.len() + 1
+        };
+        for &(name, flags, bytes) in sections {
+            add(name, flags, bytes, names.len());
+            names.extend(name.as_bytes());
+            names.push(0);
+        }
+        add("", 0, &names, 0);
+        contents[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+        let sections_at = contents.len() as u64;
+        contents[40..48].copy_from_slice(&sections_at.to_le_bytes());
+        contents[58] = 64;
+        contents[60] = sections.len() as u8 + 2;
+        contents[62] = sections.len() as u8 + 1;
+        contents.extend(headers);
+        contents
+    }
+
+    /// Returns a compressed section of `1 + 258 * repeats` times the same byte.
+    fn compressed(repeats: usize) -> Vec<u8> {
+        let size = 1 + 258 * repeats;
+        // The last block, with the codes of the standard: a byte, the longest copies, the end.
+        let mut bits = vec![1, 1, 0];
+        let mut code =
+            |code: u16, len: u32| (0..len).rev().for_each(|at| bits.push(code >> at & 1));
+        code(0x30 + u16::from(b'a'), 8);
+        for _ in 0..repeats {
+            code(0b1100_0101, 8);
+            code(0, 5);
+        }
+        code(0, 7);
+        let mut section = Vec::new();
+        for number in [1, size as u64, 1] {
+            section.extend(number.to_le_bytes());
+        }
+        section.extend([0x78, 1]);
+        for byte in bits.chunks(8) {
+            section.push(byte.iter().rev().fold(0, |byte, bit| byte << 1 | *bit as u8));
+        }
+        let (mut a, mut b) = (1, 0);
+        for _ in 0..size {
+            a = (a + u32::from(b'a')) % 65521;
+            b = (b + a) % 65521;
+        }
+        section.extend((b << 16 | a).to_be_bytes());
+        section
+    }
+
+    #[test]
+    fn sections_are_inflated_to_a_multiple_of_the_size_of_the_file() {
+        const SHF_COMPRESSED: u64 = 1 << 11;
+        let section = compressed(400);
+        let sections = [(".a", SHF_COMPRESSED, &section[..]), (".b", SHF_COMPRESSED, &section)];
+        let one: &'static [u8] = elf_file(&sections).leak();
+        let elf = Elf::parse(one).unwrap();
+        let mut backing = Backing::new(OtherFiles::Never);
+        backing.allow_inflation(one);
+        assert_eq!(backing.section(&elf, ".a"), [b'a'; 1 + 258 * 400]);
+        assert!(one.len() * INFLATION_MAX < 2 * (1 + 258 * 400));
+        assert!(backing.section(&elf, ".b").is_empty(), "too much in all");
+
+        let section = compressed(10_000);
+        let large: &'static [u8] = elf_file(&[(".a", SHF_COMPRESSED, &section)]).leak();
+        backing.allow_inflation(large);
+        assert!(large.len() * INFLATION_MAX < 258 * 10_000);
+        assert!(backing.section(&Elf::parse(large).unwrap(), ".a").is_empty());
+        let buffers = backing.buffers.iter().map(Vec::len).sum::<usize>();
+        assert!(buffers <= (one.len() + large.len()) * INFLATION_MAX);
+    }
 
     #[test]
     fn a_program_that_is_cut_off_or_damaged_is_read_or_refused() {
