@@ -175,14 +175,27 @@ impl<'a> Elf<'a> {
         let notes = self.section(".note.gnu.build-id")?.bytes;
         let (name, size) = (u32_at(notes, 0)?, u32_at(notes, 4)?);
         let is_build_id = name == 4 && u32_at(notes, 8)? == NT_GNU_BUILD_ID;
-        if is_build_id { bytes_at(notes, 16, size.into()) } else { None }
+        let id = if is_build_id { bytes_at(notes, 16, size.into()) } else { None };
+        id.filter(|id| !id.is_empty())
     }
 
-    /// Returns the name of the file that has the debug information instead of this one.
-    pub(crate) fn debug_link(&self) -> Option<&'a [u8]> {
-        let name = text_at(self.section(".gnu_debuglink")?.bytes, 0);
+    /// Returns the name of the file that has the debug information instead of this one, and the
+    /// checksum of that file.
+    pub(crate) fn debug_link(&self) -> Option<(&'a [u8], u32)> {
+        let link = self.section(".gnu_debuglink")?.bytes;
+        let name = text_at(link, 0);
+        let checksum = u32_at(link, (name.len() + 1).next_multiple_of(4))?;
         // A name alone, no path.
-        (!name.is_empty() && !name.contains(&b'/')).then_some(name)
+        (!name.is_empty() && !name.contains(&b'/')).then_some((name, checksum))
+    }
+
+    /// Returns the checksum of the whole file, by which `.gnu_debuglink` knows it: the CRC of
+    /// Ethernet and zlib.
+    pub(crate) fn checksum(&self) -> u32 {
+        !self.bytes.iter().fold(!0, |crc, &byte| {
+            let index = (crc ^ u32::from(byte)) as u8;
+            crc >> 8 ^ CRC_OF_BYTES[usize::from(index)]
+        })
     }
 
     fn sections(&self) -> impl Iterator<Item = Section<'a>> + use<'a> {
@@ -243,6 +256,23 @@ impl Section<'_> {
         (written == Ok(size)).then_some(inflated)
     }
 }
+
+/// The checksum of each byte.
+const CRC_OF_BYTES: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < table.len() {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 0 { crc >> 1 } else { crc >> 1 ^ 0xedb8_8320 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
 
 /// Returns a table of `count` entries. None if it does not end before the file does.
 fn table(bytes: &[u8], at: u64, count: u64, entry_bytes: usize) -> Option<&[u8]> {
@@ -334,6 +364,13 @@ mod tests {
         for at in [names.len() as u32, u32::MAX] {
             assert_eq!(text_at(&names, at), b"");
         }
+    }
+
+    #[test]
+    fn the_checksum_of_a_file_is_that_of_the_standard() {
+        let of = |bytes: &[u8]| Elf { bytes, sections: &[], names: &[], segments: &[] }.checksum();
+        assert_eq!(of(b"123456789"), 0xcbf4_3926);
+        assert_eq!(of(b""), 0);
     }
 
     #[test]

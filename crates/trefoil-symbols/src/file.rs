@@ -4,7 +4,8 @@
 //! table of symbols. Debug information may be in other files:
 //!
 //! - in a file of its own, found by the build id below `/usr/lib/debug`, or by the name in
-//!   `.gnu_debuglink`, beside the program and in the usual folders; its build id must be the same;
+//!   `.gnu_debuglink`, beside the program and in the usual folders; its build id must be the same,
+//!   or the checksum in `.gnu_debuglink` must be its own if one of the two has no build id;
 //! - in `.dwo` files, whose paths the program contains (`split-debuginfo = "unpacked"`), or in a
 //!   `.dwp` file beside the program (`"packed"`).
 //!
@@ -86,8 +87,8 @@ impl SymbolFile {
         is_wanted: impl FnOnce(&Elf<'_>) -> bool,
     ) -> Option<SymbolFile> {
         let mut backing = Backing::new(OtherFiles::IfNeeded);
-        let elf = Elf::parse(backing.map(from)?)?;
-        is_wanted(&elf).then(|| SymbolFile::of_elf(elf, path, backing))
+        let elf = backing.map(from, is_wanted)?;
+        Some(SymbolFile::of_elf(elf, path, backing))
     }
 
     fn of_elf(mut elf: Elf<'static>, path: &Path, mut backing: Backing) -> SymbolFile {
@@ -179,16 +180,20 @@ fn separate_debug_file(elf: &Elf<'_>, path: &Path, backing: &mut Backing) -> Opt
         }
         candidates.push(PathBuf::from(name + ".debug"));
     }
-    if let (Some(name), Some(folder)) = (elf.debug_link(), path.parent()) {
+    let link = elf.debug_link();
+    if let (Some((name, _)), Some(folder)) = (link, path.parent()) {
         let name = OsStr::from_bytes(name);
         let below = folder.strip_prefix("/").unwrap_or(folder);
         candidates.push(folder.join(name));
         candidates.push(folder.join(".debug").join(name));
         candidates.push(Path::new(DEBUG_FOLDER).join(below).join(name));
     }
+    let is_same_build = |other: &Elf<'_>| match (id, other.build_id()) {
+        (Some(id), Some(other)) => id == other,
+        _ => link.is_some_and(|(_, checksum)| checksum == other.checksum()),
+    };
     candidates.iter().find_map(|candidate| {
-        let other = Elf::parse(backing.map(candidate)?)?;
-        (has_lines(&other) && other.build_id() == id).then_some(other)
+        backing.map(candidate, |other| has_lines(other) && is_same_build(other))
     })
 }
 
@@ -245,16 +250,23 @@ impl Backing {
         self.inflation_left = self.inflation_left.saturating_add(bytes);
     }
 
-    /// Maps a file. The result is valid as long as `self`.
-    fn map(&mut self, path: &Path) -> Option<&'static [u8]> {
+    /// Maps an ELF file, if `is_wanted` returns true for it. The result is valid as long as `self`.
+    fn map(
+        &mut self,
+        path: &Path,
+        is_wanted: impl FnOnce(&Elf<'_>) -> bool,
+    ) -> Option<Elf<'static>> {
         if self.other_files == OtherFiles::Never {
             return None;
         }
         let map = FileMap::new(path)?;
-        let bytes = map.bytes;
+        let elf = Elf::parse(map.bytes)?;
+        if !is_wanted(&elf) {
+            return None;
+        }
+        self.allow_inflation(map.bytes);
         self.maps.push(map);
-        self.allow_inflation(bytes);
-        Some(bytes)
+        Some(elf)
     }
 
     /// Reads a file that a compiler may write again in place, so that it must not be mapped. The
@@ -347,6 +359,24 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::time::{Duration, Instant};
 
+    /// A folder for files, which is removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let name = format!("trefoil_symbols_{name}_{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
     /// Makes an ELF file of sections: their names, flags and bytes.
     fn elf_file(sections: &[(&str, u64, &[u8])]) -> Vec<u8> {
         let (mut names, mut contents, mut headers) = (vec![0], vec![0; 64], vec![0; 64]);
@@ -405,6 +435,41 @@ mod tests {
         }
         section.extend((b << 16 | a).to_be_bytes());
         section
+    }
+
+    #[test]
+    fn a_debug_file_of_another_build_is_not_used() {
+        let folder = Folder::new("link");
+        let note = |id: &[u8]| {
+            let numbers = [4, id.len() as u32, 3].map(u32::to_le_bytes);
+            [numbers.as_flattened(), b"GNU\0", id].concat()
+        };
+        let (this, that) = (note(b"this"), note(b"that"));
+        let debug_file = |id: Option<&Vec<u8>>| {
+            let mut sections = vec![(".debug_info", 0, &b"info"[..])];
+            sections.extend(id.map(|id| (".note.gnu.build-id", 0, &id[..])));
+            elf_file(&sections)
+        };
+        let path = folder.0.join("program");
+        let is_used = |program: Option<&Vec<u8>>, debug: Option<&Vec<u8>>, is_damaged: bool| {
+            let debug_bytes = debug_file(debug);
+            let checksum = Elf::parse(&debug_bytes).unwrap().checksum() ^ u32::from(is_damaged);
+            let link = [&b"debug\0\0\0"[..], &checksum.to_le_bytes()].concat();
+            let mut sections = vec![(".gnu_debuglink", 0, &link[..])];
+            sections.extend(program.map(|id| (".note.gnu.build-id", 0, &id[..])));
+            fs::write(&path, elf_file(&sections)).unwrap();
+            fs::write(folder.0.join("debug"), debug_bytes).unwrap();
+            let file = SymbolFile::map(&path, &path, |_| true).unwrap();
+            assert_eq!(file.backing.maps.len(), 1 + usize::from(file.lines.is_some()));
+            file.lines.is_some()
+        };
+        for is_damaged in [false, true] {
+            assert!(is_used(Some(&this), Some(&this), is_damaged), "the build ids decide");
+            assert!(!is_used(Some(&this), Some(&that), is_damaged));
+            for (program, debug) in [(None, None), (Some(&this), None), (None, Some(&that))] {
+                assert_eq!(is_used(program, debug, is_damaged), !is_damaged);
+            }
+        }
     }
 
     #[test]
