@@ -37,6 +37,10 @@ use std::ptr::null_mut;
 /// claim all memory.
 const INFLATION_MAX: usize = 64;
 
+/// How long a demangled name can be. Names of futures in futures have some hundred bytes; those that
+/// refer to parts of themselves can be made to have a million.
+const NAME_BYTES_SHOWN_MAX: usize = 4096;
+
 /// Where distributions put debug information.
 const DEBUG_FOLDER: &str = "/usr/lib/debug";
 
@@ -344,9 +348,30 @@ impl Drop for FileMap {
     }
 }
 
-/// Returns a name without its mangling, and without the hash of Rust's names.
+/// Returns a name without its mangling, and without the hash of Rust's names. Of one that is longer
+/// than 4096 bytes it returns the start, and `…`.
+///
+/// A name is cut here and nowhere before: the start of a mangled name could not be demangled.
 pub fn demangle(name: &[u8]) -> String {
-    format!("{:#}", rustc_demangle::demangle(&String::from_utf8_lossy(name)))
+    let mut shown = ShownName(String::new());
+    if write!(shown, "{:#}", rustc_demangle::demangle(&String::from_utf8_lossy(name))).is_err() {
+        shown.0.push('…');
+    }
+    shown.0
+}
+
+/// The start of a name. To write more to it fails.
+struct ShownName(String);
+
+impl Write for ShownName {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        let mut end = text.len().min(NAME_BYTES_SHOWN_MAX - self.0.len());
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.0.push_str(&text[..end]);
+        if end < text.len() { Err(std::fmt::Error) } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]
@@ -358,6 +383,21 @@ mod tests {
     use std::os::fd::FromRawFd;
     use std::os::unix::fs::FileExt;
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_long_name_is_cut_after_it_is_demangled() {
+        assert_eq!(demangle(b"_ZN5crate4name17h0123456789abcdefE"), "crate::name");
+        // A mangled name that is longer than what is shown, with its hash at the end.
+        let part = "n".repeat(2000);
+        let mangled = format!("_ZN{}17h0123456789abcdefE", format!("2000{part}").repeat(3));
+        let name = demangle(mangled.as_bytes());
+        assert_eq!(name, format!("{part}::{part}::{}…", "n".repeat(92)));
+        let name = demangle("é".repeat(NAME_BYTES_SHOWN_MAX).as_bytes());
+        assert_eq!(name, "é".repeat(NAME_BYTES_SHOWN_MAX / 2) + "…");
+        let whole = "n".repeat(NAME_BYTES_SHOWN_MAX);
+        assert_eq!(demangle(whole.as_bytes()), whole);
+        assert_eq!(demangle(format!("{whole}n").as_bytes()), format!("{whole}…"));
+    }
 
     /// A folder for files, which is removed at the end.
     struct Folder(PathBuf);
