@@ -9,7 +9,8 @@
 //! - in `.dwo` files, whose paths the program contains (`split-debuginfo = "unpacked"`), or in a
 //!   `.dwp` file beside the program (`"packed"`).
 //!
-//! A file that is missing or damaged costs lines or names, never more. Left out: what `dwz` has
+//! A file that is missing, damaged or of another build costs lines or names, never more. A `.dwo`
+//! file is read once, even if it has the other halves of many units. Left out: what `dwz` has
 //! moved to a third file (`.gnu_debugaltlink`).
 //!
 //! The bytes are mapped and stay in the file: what is resident is what lookups have touched, and
@@ -22,6 +23,7 @@
 
 use crate::dwarf::{DebugInfo, DebugSections, Package, Span, SplitUnit, find_last, sort};
 use crate::elf::Elf;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
@@ -115,7 +117,9 @@ impl SymbolFile {
     pub fn calls(&mut self, address: u64, f: &mut dyn FnMut(Call<'_>)) {
         let SymbolFile { elf, lines, package, functions, backing } = self;
         if let Some(lines) = lines {
-            let load = &mut |unit| split_unit(package.as_ref(), &unit, backing);
+            let load = &mut |unit: SplitUnit, is_wanted: &mut dyn FnMut(&DebugSections) -> bool| {
+                load_split(package.as_ref(), &unit, backing, is_wanted);
+            };
             if let Some(found) = lines.find(address, load) {
                 let outermost = found.calls.len() - 1;
                 for (index, call) in found.calls.iter().enumerate() {
@@ -209,21 +213,26 @@ fn dwarf_package(path: &Path, backing: &mut Backing) -> Option<Package> {
     Package::read(&mut |name| backing.section(&elf, name))
 }
 
-/// Returns the debug information of a unit that is not in the program. Returns None if it is
-/// missing.
-fn split_unit(
+/// Calls `is_wanted` with the debug information of a unit that is not in the program, unless it is
+/// missing. If the result is false, it is of another build.
+fn load_split(
     package: Option<&Package>,
     unit: &SplitUnit,
     backing: &mut Backing,
-) -> Option<DebugSections> {
+    is_wanted: &mut dyn FnMut(&DebugSections) -> bool,
+) {
     if let Some(package) = package
         && let Some(sections) = package.find(unit.id)
     {
-        return Some(sections);
+        is_wanted(&sections);
+        return;
     }
-    let folder = Path::new(OsStr::from_bytes(unit.folder.unwrap_or_default()));
-    let elf = Elf::parse(backing.read(&folder.join(OsStr::from_bytes(unit.file?)))?)?;
-    Some(DebugSections::of_split_file(&mut |name| backing.section(&elf, name)))
+    let Some(file) = unit.file else { return };
+    let folder = unit.folder.unwrap_or_default();
+    if folder.len() + file.len() < libc::PATH_MAX as usize {
+        let path = Path::new(OsStr::from_bytes(folder)).join(OsStr::from_bytes(file));
+        backing.load_split_file(path, is_wanted);
+    }
 }
 
 /// Whether files that a file names are read.
@@ -237,6 +246,9 @@ enum OtherFiles {
 struct Backing {
     other_files: OtherFiles,
     maps: Vec<FileMap>,
+    /// The `.dwo` files that lookups have needed. None if there is none, or if it is of another
+    /// build: it is not read again.
+    split_files: BTreeMap<PathBuf, Option<DebugSections>>,
     /// Inflated sections, and files that were read.
     buffers: Vec<Vec<u8>>,
     /// How many bytes may still be inflated.
@@ -245,7 +257,8 @@ struct Backing {
 
 impl Backing {
     fn new(other_files: OtherFiles) -> Backing {
-        Backing { other_files, maps: Vec::new(), buffers: Vec::new(), inflation_left: 0 }
+        let (maps, split_files, buffers) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Backing { other_files, maps, split_files, buffers, inflation_left: 0 }
     }
 
     /// Allows the sections of a file to be inflated.
@@ -289,6 +302,34 @@ impl Backing {
         let kept = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
         self.buffers.push(bytes);
         Some(kept)
+    }
+
+    /// Calls `is_wanted` with the sections of a `.dwo` file, unless there is none. If the first such
+    /// call returns false, the file is not kept.
+    fn load_split_file(
+        &mut self,
+        path: PathBuf,
+        is_wanted: &mut dyn FnMut(&DebugSections) -> bool,
+    ) {
+        match self.split_files.get(&path) {
+            Some(Some(sections)) => drop(is_wanted(sections)),
+            Some(None) => {}
+            None => {
+                let (buffers, inflation_left) = (self.buffers.len(), self.inflation_left);
+                let sections = self.read_split_file(&path).filter(|sections| is_wanted(sections));
+                if sections.is_none() {
+                    // Nothing borrows from what was added: `is_wanted` did not keep it.
+                    self.buffers.truncate(buffers);
+                    self.inflation_left = inflation_left;
+                }
+                self.split_files.insert(path, sections);
+            }
+        }
+    }
+
+    fn read_split_file(&mut self, path: &Path) -> Option<DebugSections> {
+        let elf = Elf::parse(self.read(path)?)?;
+        Some(DebugSections::of_split_file(&mut |name| self.section(&elf, name)))
     }
 
     /// Returns the bytes of a section, inflated. They are valid as long as `self`.
@@ -377,6 +418,7 @@ impl Write for ShownName {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dwarf::tests::{CODE, Wrong, split_program};
     use crate::elf::Symbol;
     use crate::testing::random_below;
     use std::fs;
@@ -508,6 +550,52 @@ mod tests {
             assert!(!is_used(Some(&this), Some(&that), is_damaged));
             for (program, debug) in [(None, None), (Some(&this), None), (None, Some(&that))] {
                 assert_eq!(is_used(program, debug, is_damaged), !is_damaged);
+            }
+        }
+    }
+
+    #[test]
+    fn a_split_file_of_another_build_is_neither_kept_nor_read_again() {
+        let folder = Folder::new("split");
+        let other_path = folder.0.join("file.dwo");
+        let name = other_path.to_str().unwrap();
+        for version in [4, 5] {
+            let wanted = split_program(version, name, Wrong::Nothing);
+            let [program, right] = wanted.map(|sections| {
+                let sections: Vec<_> =
+                    sections.iter().map(|&(name, bytes)| (name, 0, bytes)).collect();
+                elf_file(&sections)
+            });
+            let [_, wrong] = split_program(version, name, Wrong::Id);
+            let wrong: Vec<_> = wrong.iter().map(|&(name, bytes)| (name, 0, bytes)).collect();
+            let path = folder.0.join("program");
+            fs::write(&path, program).unwrap();
+            let look_up = |file: &mut SymbolFile| {
+                let mut found = Vec::new();
+                file.calls(CODE, &mut |call| found.push(call.name.map(<[u8]>::to_vec)));
+                found
+            };
+            for (bytes, expected, buffers) in [
+                (&right, vec![Some(b"right".to_vec())], 1),
+                (&elf_file(&wrong), vec![], 0),
+                (&b"no ELF file".to_vec(), vec![], 0),
+            ] {
+                fs::write(&other_path, bytes).unwrap();
+                let mut file = SymbolFile::map(&path, &path, |_| true).unwrap();
+                assert_eq!(look_up(&mut file), expected, "version {version}");
+                assert_eq!(file.backing.buffers.len(), buffers);
+                let known = &file.backing.split_files[&other_path];
+                assert_eq!(known.is_some(), !expected.is_empty());
+                // It is not read again, even for another unit.
+                fs::remove_file(&other_path).unwrap();
+                let mut is_found = false;
+                let mut is_wanted = |_: &DebugSections| {
+                    is_found = true;
+                    false
+                };
+                file.backing.load_split_file(other_path.clone(), &mut is_wanted);
+                assert_eq!(is_found, !expected.is_empty());
+                assert_eq!(look_up(&mut file), expected, "version {version}");
             }
         }
     }

@@ -41,7 +41,7 @@ mod sections;
 mod spans;
 mod subprograms;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod unit;
 mod value;
 
@@ -62,7 +62,7 @@ use value::Value;
 const REFERENCES_MAX: usize = 16;
 
 /// How many bytes are read to find the first entries of units, for each byte of `.debug_info` and
-/// `.debug_abbrev`.
+/// `.debug_abbrev`. In a `.dwo` file, for each byte of its abbreviations.
 const ROOT_BYTES_FACTOR: usize = 16;
 
 /// The debug information of a program or library.
@@ -120,8 +120,10 @@ pub(crate) struct SplitUnit {
     pub(crate) file: Option<&'static [u8]>,
 }
 
-/// Returns the sections of the file with the other half of a unit, or None if it is missing.
-pub(crate) type LoadSplit<'a> = &'a mut dyn FnMut(SplitUnit) -> Option<DebugSections>;
+/// Finds the file with the other half of a unit. Unless it is missing, calls the second argument with
+/// its sections, which returns whether they have that half. If so, they must be kept.
+pub(crate) type LoadSplit<'a> =
+    &'a mut dyn FnMut(SplitUnit, &mut dyn FnMut(&DebugSections) -> bool);
 
 /// The calls at an address.
 pub(crate) struct FoundCalls {
@@ -206,7 +208,7 @@ impl Index {
             }
             let Some(unit) = Unit::read(sections, header, &mut roots) else { continue };
             index.units.push(IndexedUnit { start: unit_start, unit: None });
-            if unit.header.kind == UnitKind::NoCode {
+            if unit.header.kind != UnitKind::Code {
                 continue;
             }
             if unit.list_offset(unit.code.list).is_none() {
@@ -318,7 +320,8 @@ impl Index {
                     let header = &entries.unit.header;
                     let at = usize::try_from(at).ok()?;
                     if place.is_split {
-                        // Such a file has one unit.
+                        // If such a file has several units with code, its compiler makes no
+                        // references between them.
                         place.entry = at.checked_sub(header.start)? as u64;
                         continue;
                     }
@@ -364,10 +367,15 @@ impl Split {
     fn read(unit: &Unit, load: LoadSplit<'_>) -> Split {
         let Some(id) = unit.id else { return Split::None };
         let (folder, file) = (unit.text(unit.folder), unit.text(unit.split_file));
-        let Some(sections) = load(SplitUnit { id, folder, file }) else { return Split::None };
-        match Unit::read_split(&sections, unit) {
-            Some(split) => Split::Read(Box::new(UnitEntries::new(split))),
-            None => Split::None,
-        }
+        let mut split = Split::None;
+        load(SplitUnit { id, folder, file }, &mut |sections| {
+            let found = Unit::read_split(sections, unit);
+            let is_found = found.is_some();
+            if let Some(found) = found {
+                split = Split::Read(Box::new(UnitEntries::new(found)));
+            }
+            is_found
+        });
+        split
     }
 }

@@ -18,7 +18,7 @@ const PARTIAL: u8 = 7;
 const TYPES: u8 = 8;
 
 /// Where the code of tests is.
-const CODE: u64 = 0x1000;
+pub(crate) const CODE: u64 = 0x1000;
 
 fn abbrev() -> Vec<u8> {
     let mut section = Vec::new();
@@ -127,7 +127,7 @@ fn sections(info: Vec<u8>) -> DebugSections {
 
 /// Returns the calls at an address, as text.
 fn calls(info: &mut DebugInfo, address: u64) -> Vec<String> {
-    let Some(found) = info.find(address, &mut |_| None) else { return Vec::new() };
+    let Some(found) = info.find(address, &mut |_, _| {}) else { return Vec::new() };
     let text = |call: &FoundCall| {
         let name = String::from_utf8_lossy(call.name.unwrap_or(b"?"));
         format!("{name} {}:{}", info.path(&found, call), call.line)
@@ -324,10 +324,148 @@ fn a_list_that_many_units_share_does_not_multiply() {
     ranges.extend([0; 16]);
     let info = unit(&[UNIT_WITH_RANGES, 0, 0, 0, 0]).repeat(RANGES);
     let mut info = DebugInfo::new(DebugSections { ranges: ranges.leak(), ..sections(info) });
-    assert!(info.find(2, &mut |_| None).is_none());
+    assert!(info.find(2, &mut |_, _| {}).is_none());
     let index = info.index.as_ref().unwrap();
     assert_eq!(index.units.len(), RANGES);
     assert!((RANGES..=16 * (RANGES + 1)).contains(&index.ranges.len()), "{}", index.ranges.len());
+}
+
+/// The sections of a file, by their names.
+pub(crate) type NamedSections = Vec<(&'static str, &'static [u8])>;
+
+fn by_name(sections: &NamedSections) -> impl FnMut(&str) -> &'static [u8] {
+    |name| sections.iter().find(|section| section.0 == name).map_or(&[], |section| section.1)
+}
+
+/// How the other half of a unit differs from what is wanted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Wrong {
+    Nothing,
+    Id,
+    NoId,
+    Tag,
+    /// Only version 5 has types of units.
+    UnitType,
+}
+
+fn abbreviations(all: &[(u8, u8, u8, &[(u16, u16)])]) -> &'static [u8] {
+    let mut section = Vec::new();
+    for &(code, tag, has_children, attributes) in all {
+        section.extend([code, tag, has_children]);
+        for number in attributes.iter().flat_map(|&(name, form)| [name, form]) {
+            match number {
+                0..0x80 => section.push(number as u8),
+                _ => section.extend([
+                    number as u8 | 0x80,
+                    (number >> 7) as u8 & 0x7f | 0x80,
+                    (number >> 14) as u8,
+                ]),
+            }
+        }
+        section.extend([0, 0]);
+    }
+    section.push(0);
+    section.leak()
+}
+
+/// Makes a program whose unit is in `file`, and that file: a function `right` from [`CODE`] on, if
+/// each table is that of the right file, and is read from where it starts.
+pub(crate) fn split_program(version: u8, file: &str, wrong: Wrong) -> [NamedSections; 2] {
+    const ID: u64 = 0x0123_4567_89ab_cdef;
+    let own_id = if wrong == Wrong::Id { ID ^ 1 << 63 } else { ID };
+    let tag = if wrong == Wrong::Tag { DW_TAG_PARTIAL_UNIT as u8 } else { DW_TAG_COMPILE_UNIT };
+    let (string, data8) = (DW_FORM_STRING, DW_FORM_DATA8);
+    let place = [(DW_AT_LOW_PC, DW_FORM_ADDR), (DW_AT_HIGH_PC, data8)];
+    let ids: &[_] = if wrong == Wrong::NoId { &[] } else { &[(DW_AT_GNU_DWO_ID, data8)] };
+    let (skeleton, abbrev, own_abbrev);
+    if version == 5 {
+        let base = (DW_AT_ADDR_BASE, DW_FORM_SEC_OFFSET);
+        skeleton = [&[base, (DW_AT_DWO_NAME, string)], &place[..]].concat();
+        let function = [(DW_AT_NAME, DW_FORM_STRX1), (DW_AT_RANGES, DW_FORM_RNGLISTX)];
+        own_abbrev = abbreviations(&[(1, tag, 1, &[]), (2, 0x2e, 0, &function)]);
+    } else {
+        let offset = DW_FORM_SEC_OFFSET;
+        let bases = [(DW_AT_GNU_ADDR_BASE, offset), (DW_AT_GNU_RANGES_BASE, offset)];
+        let other = [(DW_AT_GNU_DWO_NAME, string), (DW_AT_GNU_DWO_ID, data8)];
+        skeleton = [&bases[..1], &other[..1], &place, &other[1..], &bases[1..]].concat();
+        let function = [(DW_AT_NAME, DW_FORM_GNU_STR_INDEX), (DW_AT_RANGES, offset)];
+        own_abbrev = abbreviations(&[(1, tag, 1, ids), (2, 0x2e, 0, &function)]);
+    }
+    abbrev = abbreviations(&[(1, DW_TAG_COMPILE_UNIT, 0, &skeleton)]);
+    let place = [CODE, 32].map(u64::to_le_bytes);
+    let entry = [&[1, 8, 0, 0, 0], file.as_bytes(), &[0], place.as_flattened()].concat();
+    let numbers = |numbers: &[u64]| -> Vec<u8> {
+        numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+    };
+    let function = [2, 0, 0, 0, 0, 0, 0];
+    let (mut info, mut own_info, own_strings, own_lists);
+    // What comes first is the header of the table, or of other units.
+    let lists = [&[9; 12][..], &[4, 0, 0, 0, DW_RLE_END_OF_LIST]].concat();
+    if version == 5 {
+        info = new_unit(DW_UT_SKELETON, &ID.to_le_bytes(), &entry);
+        let unit_type = if wrong == Wrong::UnitType { DW_UT_SKELETON } else { DW_UT_SPLIT_COMPILE };
+        own_info =
+            new_unit(unit_type, &own_id.to_le_bytes(), &[&[1], &function[..3], &[0]].concat());
+        own_strings = vec![8, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0];
+        own_lists =
+            [&[9; 12][..], &[4, 0, 0, 0, DW_RLE_STARTX_LENGTH, 0, 32, DW_RLE_END_OF_LIST]].concat();
+    } else {
+        info = unit(&[&entry[..], &ID.to_le_bytes(), &[16, 0, 0, 0]].concat());
+        let root = [&[1][..], &own_id.to_le_bytes()].concat();
+        let root = if wrong == Wrong::NoId { &[1] } else { &root[..] };
+        own_info = unit(&[root, &function[..6], &[0]].concat());
+        own_strings = vec![6, 0, 0, 0];
+        own_lists = Vec::new();
+    }
+    // Others precede both: they must not be taken for them.
+    info.splice(0..0, new_unit(DW_UT_PARTIAL, &[], &[0]));
+    own_info.splice(0..0, new_unit(DW_UT_TYPE, &[0; 12], &[0]));
+    let program: NamedSections = vec![
+        (".debug_info", info.leak()),
+        (".debug_abbrev", abbrev),
+        (".debug_addr", numbers(&[7, CODE]).leak()),
+        (".debug_ranges", numbers(&[1, 2, 0, 32, 0, 0]).leak()),
+        (".debug_rnglists", lists.leak()),
+        (".debug_str", b"wrong\0wrong\0wrong\0"),
+        (".debug_str_offsets", &[0; 12]),
+    ];
+    let other: NamedSections = vec![
+        (".debug_info.dwo", own_info.leak()),
+        (".debug_abbrev.dwo", own_abbrev),
+        (".debug_rnglists.dwo", own_lists.leak()),
+        (".debug_str.dwo", b"wrong\0right\0"),
+        (".debug_str_offsets.dwo", own_strings.leak()),
+        // A file may have both kinds of sections. These are of no use.
+        (".debug_info", b"\x03\0\0\0\x04\0\0"),
+        (".debug_addr", &[0xee; 64]),
+        (".debug_ranges", &[0xee; 64]),
+        (".debug_str", b"wrong\0wrong\0wrong\0"),
+    ];
+    [program, other]
+}
+
+#[test]
+fn the_other_half_of_a_unit_is_read_from_its_file_and_the_right_tables() {
+    use Wrong::{Id, NoId, Nothing, Tag, UnitType};
+    for (version, wrong) in
+        [(4, Nothing), (5, Nothing), (4, Id), (5, Id), (4, NoId), (4, Tag), (5, Tag), (5, UnitType)]
+    {
+        let [program, other] = split_program(version, "file.dwo", wrong);
+        let mut info = DebugInfo::new(DebugSections::of_program(&mut by_name(&program)));
+        let mut loads = 0;
+        for address in [CODE, CODE + 31, CODE] {
+            let found = info.find(address, &mut |unit, is_wanted| {
+                loads += 1;
+                assert_eq!(unit.file, Some(&b"file.dwo"[..]));
+                let sections = DebugSections::of_split_file(&mut by_name(&other));
+                assert_eq!(is_wanted(&sections), wrong == Nothing, "version {version}, {wrong:?}");
+            });
+            let name = found.and_then(|found| found.calls[0].name);
+            let expected = (wrong == Nothing).then_some(&b"right"[..]);
+            assert_eq!(name, expected, "version {version}, {wrong:?}");
+        }
+        assert_eq!(loads, 1);
+    }
 }
 
 #[test]

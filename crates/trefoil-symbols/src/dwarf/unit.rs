@@ -3,6 +3,7 @@
 //! Here are its header and its first entry (the root), which says where the tables of the unit are.
 //! Entries are named by their offset from the start of the unit, as references are.
 
+use super::ROOT_BYTES_FACTOR;
 use super::abbreviations::{Abbreviations, RootAbbreviations};
 use super::constants::*;
 use super::ranges::CodePlace;
@@ -15,6 +16,8 @@ use super::value::{Encoding, Value};
 pub(super) enum UnitKind {
     /// It may have code. So may its other half in another file, if it is a skeleton.
     Code,
+    /// It is the other half of a skeleton. Before version 5 it is as any other unit with code.
+    Split,
     /// Other units refer to its entries: a part that several units share, or a type.
     NoCode,
     /// Of an unknown version or kind.
@@ -85,9 +88,13 @@ impl UnitHeader {
                 let (_signature, _type) = (reader.u64()?, reader.offset(is_64)?);
                 Some(UnitKind::NoCode)
             }
-            DW_UT_SKELETON | DW_UT_SPLIT_COMPILE => {
+            DW_UT_SKELETON => {
                 self.id = Some(reader.u64()?);
                 Some(UnitKind::Code)
+            }
+            DW_UT_SPLIT_COMPILE => {
+                self.id = Some(reader.u64()?);
+                Some(UnitKind::Split)
             }
             _ => None,
         }
@@ -135,10 +142,14 @@ impl Unit {
     /// number.
     pub(super) fn read_split(sections: &DebugSections, skeleton: &Unit) -> Option<Unit> {
         let mut start = 0;
+        let root_bytes = sections.abbrev.len().saturating_mul(ROOT_BYTES_FACTOR);
+        let mut roots = RootAbbreviations::new(sections.abbrev, root_bytes);
         loop {
             let header = UnitHeader::read(sections.info, start)?;
             start = header.end;
-            if header.kind != UnitKind::Code {
+            let split_kind =
+                if header.encoding.version >= 5 { UnitKind::Split } else { UnitKind::Code };
+            if header.kind != split_kind {
                 continue;
             }
             let mut unit = Unit::new(sections.with_those_of(&skeleton.sections), header);
@@ -149,9 +160,8 @@ impl Unit {
                 unit.string_table = length_bytes + 4;
                 unit.list_table = length_bytes + 8;
             }
-            let mut roots = RootAbbreviations::new(sections.abbrev, sections.abbrev.len());
             unit.read_root(&mut roots)?;
-            if unit.id.is_some() && unit.id != skeleton.id {
+            if unit.header.kind != split_kind || unit.id != skeleton.id {
                 continue;
             }
             unit.base_address = skeleton.base_address;
