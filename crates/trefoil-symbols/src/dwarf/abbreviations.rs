@@ -3,6 +3,7 @@
 use super::constants::DW_FORM_IMPLICIT_CONST;
 use super::reader::Reader;
 use super::spans::{Span, find_last, sort};
+use super::tables::WorkLeft;
 use super::value::{Encoding, Value, fixed_bytes};
 
 /// How many attributes an abbreviation may have. Those of some forms take no bytes of an entry, so
@@ -73,13 +74,22 @@ impl Attribute {
 }
 
 impl Abbreviations {
-    /// Reads the abbreviations at `offset` of `.debug_abbrev`: all before the first that is
-    /// damaged.
-    pub(super) fn read(section: &'static [u8], offset: u64, encoding: Encoding) -> Abbreviations {
+    /// Reads a table: all abbreviations before the first that is damaged, or for which no work is
+    /// left.
+    pub(super) fn read(
+        table: Option<Reader>,
+        encoding: Encoding,
+        left: &mut WorkLeft,
+    ) -> Abbreviations {
         let (all, by_code, attributes) = (Vec::new(), Vec::new(), Vec::new());
         let mut abbreviations = Abbreviations { encoding, all, by_code, attributes };
-        if let Some(mut reader) = Reader::at(section, offset) {
-            while abbreviations.read_one(&mut reader).is_some() {}
+        if let Some(mut reader) = table {
+            let mut before = reader.len();
+            while abbreviations.read_one(&mut reader).is_some()
+                && left.take(before - reader.len()).is_some()
+            {
+                before = reader.len();
+            }
         }
         abbreviations.sort();
         abbreviations.all.shrink_to_fit();
@@ -132,6 +142,12 @@ impl Abbreviations {
             attributes_end,
         });
         Some(())
+    }
+
+    /// Returns how many there are.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
     }
 
     /// Returns the abbreviation with this code.
@@ -218,13 +234,32 @@ impl RootAbbreviations {
 }
 
 /// The tag and the attributes of the first entry of a unit.
+#[derive(Clone, Copy)]
 pub(super) struct RootAttributes {
     pub(super) tag: u16,
     reader: Reader,
     left: usize,
 }
 
+/// Where the attributes of the first entry of a unit are in `.debug_abbrev`.
+#[derive(Clone, Copy)]
+pub(super) struct RootPlace {
+    at: usize,
+    tag: u16,
+}
+
 impl RootAttributes {
+    /// Returns attributes that were found before.
+    pub(super) fn at(place: RootPlace, section: &'static [u8]) -> Option<RootAttributes> {
+        let reader = Reader::at(section, place.at as u64)?;
+        Some(RootAttributes { tag: place.tag, reader, left: ATTRIBUTES_MAX })
+    }
+
+    /// Returns where they are in `section`.
+    pub(super) fn place(&self, section: &'static [u8]) -> RootPlace {
+        RootPlace { at: section.len() - self.reader.len(), tag: self.tag }
+    }
+
     fn new(root: Root) -> RootAttributes {
         RootAttributes { tag: root.tag, reader: root.attributes, left: ATTRIBUTES_MAX }
     }
@@ -243,6 +278,11 @@ mod tests {
     use super::*;
 
     const ENCODING: Encoding = Encoding { version: 5, is_64: false };
+
+    fn read(section: &'static [u8], at: u64) -> Abbreviations {
+        let mut left = WorkLeft::for_bytes(section.len());
+        Abbreviations::read(Reader::at(section, at), ENCODING, &mut left)
+    }
 
     #[test]
     fn abbreviations_are_found_in_any_order() {
@@ -272,7 +312,7 @@ mod tests {
             0,
             9,
         ];
-        let all = Abbreviations::read(&SECTION, 0, ENCODING);
+        let all = read(&SECTION, 0);
         assert_eq!(all.get(1).map(|it| (it.tag, it.has_children)), Some((0x11, false)));
         assert_eq!(all.get(7).map(|it| (it.tag, it.has_children)), Some((0x2e, true)));
         assert_eq!(all.get(300).map(|it| it.tag), Some(0x1d));
@@ -301,8 +341,8 @@ mod tests {
     #[test]
     fn abbreviations_that_are_cut_off_end_before_the_first_damaged_one() {
         static SECTION: [u8; 9] = [1, 0x2e, 1, 3, 8, 0, 0, 2, 0x2e];
-        let all = Abbreviations::read(&SECTION, 0, ENCODING);
+        let all = read(&SECTION, 0);
         assert!(all.get(1).is_some() && all.get(2).is_none());
-        assert!(Abbreviations::read(&SECTION, 99, ENCODING).get(1).is_none());
+        assert!(read(&SECTION, 99).get(1).is_none());
     }
 }

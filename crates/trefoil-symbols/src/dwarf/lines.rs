@@ -7,8 +7,13 @@ use super::constants::*;
 use super::ranges::{AddressRange, add, is_tombstone};
 use super::reader::Reader;
 use super::spans::{Span, find_last, sort};
+use super::tables::WorkLeft;
 use super::unit::Unit;
 use super::value::{Encoding, Value};
+
+/// How long a path can be. Longer ones are taken as unknown: a file could have many, all of the same
+/// text.
+const PATH_BYTES_MAX: usize = 4096;
 
 /// The index of no file.
 pub(super) const NO_FILE: u32 = u32::MAX;
@@ -39,6 +44,14 @@ struct SourceFile {
     folder: u64,
     /// Its path, if a lookup has found this file.
     path: Option<Box<str>>,
+    /// The unit that it was made for, whose folder it may begin with.
+    unit: usize,
+}
+
+impl SourceFile {
+    fn new(name: Value, folder: u64) -> SourceFile {
+        SourceFile { name, folder, path: None, unit: 0 }
+    }
 }
 
 /// What the program of a line table starts with.
@@ -94,11 +107,13 @@ impl Machine {
 }
 
 impl Lines {
-    /// Reads the line table of a unit. If it is damaged, the sequences before that are used.
-    pub(super) fn read(unit: &Unit) -> Option<Lines> {
+    /// Reads the line table of a unit. If it is damaged, the sequences before that are used. Returns
+    /// None if there is not enough work left for all of it.
+    pub(super) fn read(unit: &Unit, left: &mut WorkLeft) -> Option<Lines> {
         let mut reader = Reader::at(unit.sections.line, unit.lines_at?)?;
         let (length, is_64) = reader.unit_length()?;
         let mut reader = Reader::new(reader.take(length)?);
+        left.take(reader.len())?;
         let version = reader.u16()?;
         if !(2..=5).contains(&version) {
             return None;
@@ -140,8 +155,8 @@ impl Lines {
             files: Vec::new(),
         };
         match version {
-            5 => lines.read_files(&mut head, encoding)?,
-            _ => lines.read_old_files(&mut head, unit.name)?,
+            5 => lines.read_files(&mut head, encoding, left)?,
+            _ => lines.read_old_files(&mut head)?,
         }
         let _ = lines.run(&header, &mut reader);
         sort(&mut lines.sequences);
@@ -150,14 +165,15 @@ impl Lines {
     }
 
     /// Reads the tables of versions 2 to 4. Their first file has the number 1.
-    fn read_old_files(&mut self, head: &mut Reader, unit_name: Value) -> Option<()> {
+    fn read_old_files(&mut self, head: &mut Reader) -> Option<()> {
         loop {
             match head.text()? {
                 [] => break,
                 folder => self.folders.push(Value::Text(folder)),
             }
         }
-        self.files.push(SourceFile { name: unit_name, folder: 0, path: None });
+        // No file has the number 0. There the name of the unit is used.
+        self.files.push(SourceFile::new(Value::Other, 0));
         loop {
             match head.text()? {
                 [] => return Some(()),
@@ -169,12 +185,17 @@ impl Lines {
     fn read_old_file(&mut self, name: &'static [u8], reader: &mut Reader) -> Option<()> {
         let folder = reader.uleb()?;
         let (_time, _size) = (reader.uleb()?, reader.uleb()?);
-        self.files.push(SourceFile { name: Value::Text(name), folder, path: None });
+        self.files.push(SourceFile::new(Value::Text(name), folder));
         Some(())
     }
 
     /// Reads the tables of version 5, which say themselves how they are written.
-    fn read_files(&mut self, head: &mut Reader, encoding: Encoding) -> Option<()> {
+    fn read_files(
+        &mut self,
+        head: &mut Reader,
+        encoding: Encoding,
+        left: &mut WorkLeft,
+    ) -> Option<()> {
         let mut formats = Vec::new();
         for is_folder in [true, false] {
             formats.clear();
@@ -182,12 +203,14 @@ impl Lines {
                 formats.push((head.uleb()?, head.uleb_u16()?));
             }
             let count = head.uleb()?;
-            // An entry takes a byte or more.
+            // Values of some forms take no bytes. Entries of these alone are of no use, but they
+            // must not make the loop longer than the header.
             if count > head.len() as u64 {
                 return None;
             }
             for _ in 0..count {
-                let mut file = SourceFile { name: Value::Other, folder: 0, path: None };
+                left.take(formats.len())?;
+                let mut file = SourceFile::new(Value::Other, 0);
                 for &(content, form) in &formats {
                     let value = Value::read(head, form, 0, encoding)?;
                     match (content, value) {
@@ -322,44 +345,35 @@ impl Lines {
         Some((row.file, row.line))
     }
 
-    /// Adds the ranges of all rows of a unit to `ranges`, if they have at most `bytes_left` bytes,
-    /// of which they are taken.
-    pub(super) fn add_ranges_of(
-        unit: &Unit,
-        bytes_left: &mut usize,
-        ranges: &mut Vec<AddressRange>,
-    ) {
-        let Some(mut reader) = unit.lines_at.and_then(|at| Reader::at(unit.sections.line, at))
-        else {
-            return;
-        };
-        let Some((length, _)) = reader.unit_length() else { return };
-        let bytes = usize::try_from(length).unwrap_or(usize::MAX);
-        let Some(left) = bytes_left.checked_sub(bytes) else { return };
-        *bytes_left = left;
-        if let Some(lines) = Lines::read(unit) {
+    /// Adds the ranges of all rows of a unit to `ranges`.
+    pub(super) fn add_ranges_of(unit: &Unit, left: &mut WorkLeft, ranges: &mut Vec<AddressRange>) {
+        if let Some(lines) = Lines::read(unit, left) {
             for sequence in &lines.sequences {
                 add(sequence.key, sequence.end, ranges);
             }
         }
     }
 
-    /// Returns the path of a file. [`Lines::make_path`] has made it.
-    pub(super) fn path(&self, file: u32) -> &str {
-        self.files.get(file as usize).and_then(|file| file.path.as_deref()).unwrap_or_default()
+    /// Returns the path of a file. [`Lines::make_path`] has made it for this unit.
+    pub(super) fn path(&self, unit: usize, file: u32) -> &str {
+        let file = self.files.get(file as usize).filter(|file| file.unit == unit);
+        file.and_then(|file| file.path.as_deref()).unwrap_or_default()
     }
 
-    /// Makes the path of a file.
-    pub(super) fn make_path(&mut self, unit: &Unit, file: u32) {
-        let Some(file) = self.files.get_mut(file as usize) else { return };
-        if file.path.is_some() {
+    /// Makes the path of a file for a unit with this number. Several units may have this table.
+    pub(super) fn make_path(&mut self, unit: &Unit, unit_index: usize, file: u32) {
+        let (index, version) = (file, self.version);
+        let Some(file) = self.files.get_mut(index as usize) else { return };
+        if file.path.is_some() && file.unit == unit_index {
             return;
         }
+        let is_unit_itself = index == 0 && version < 5;
+        let name = if is_unit_itself { unit.name } else { file.name };
         let mut path = String::new();
-        if let Some(name) = unit.text(file.name) {
+        if let Some(name) = unit.text(name) {
             push_path(&mut path, unit.text(unit.folder).unwrap_or_default());
             // 0 is the folder of the unit. Before version 5 it was not in the table.
-            let index = if self.version >= 5 { file.folder } else { file.folder.wrapping_sub(1) };
+            let index = if version >= 5 { file.folder } else { file.folder.wrapping_sub(1) };
             if file.folder != 0
                 && let Some(&folder) = self.folders.get(index as usize)
             {
@@ -367,7 +381,11 @@ impl Lines {
             }
             push_path(&mut path, name);
         }
+        if path.len() > PATH_BYTES_MAX {
+            path = String::new();
+        }
         file.path = Some(path.into_boxed_str());
+        file.unit = unit_index;
     }
 }
 

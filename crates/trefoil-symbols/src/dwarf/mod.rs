@@ -11,7 +11,7 @@
 //! | `lines.rs` | lines and files |
 //! | `package.rs` | the index of `.dwp` files |
 //!
-//! `spans.rs` has the type of all tables that are sorted.
+//! `spans.rs` has the type of all tables that are sorted, `tables.rs` those that units share.
 //!
 //! Only what lookups need is read. The first lookup reads the header and the first entry of each
 //! unit. The first lookup in a unit reads its lines and finds its functions. The first lookup in a
@@ -23,9 +23,11 @@
 //!    numbers from the file are checked or wrap. Nothing here panics.
 //! 2. Nothing recurses. Each loop takes bytes of a section or has a bound ([`REFERENCES_MAX`],
 //!    `ATTRIBUTES_MAX`).
-//! 3. What the first pass over the units and a lookup read and allocate is at most proportional to
-//!    the sections, even if units share their tables (`EntriesLeft`, `RootAbbreviations`,
-//!    `line_bytes_left`). Only abbreviations are kept again for each unit that is looked up.
+//! 3. What the first pass over the units reads, and what all lookups read and keep, is at most
+//!    proportional to the sections, even if units share their tables or halves
+//!    (`RootAbbreviations`, `WorkLeft`).
+//! 4. What one lookup reads again is bounded: [`UNITS_PER_LOOKUP_MAX`] units and
+//!    [`NAME_BYTES_PER_LOOKUP_MAX`] bytes.
 //!
 //! What is damaged costs lines or names. Left out: types that are referred to by their
 //! signature, and machines with addresses of another size than 8 bytes.
@@ -40,6 +42,7 @@ mod reader;
 mod sections;
 mod spans;
 mod subprograms;
+mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
 mod unit;
@@ -49,17 +52,25 @@ pub(crate) use package::Package;
 pub(crate) use sections::DebugSections;
 pub(crate) use spans::{Span, find_last, sort};
 
-use abbreviations::RootAbbreviations;
+use abbreviations::{RootAbbreviations, RootAttributes, RootPlace};
 use aranges::AddressSets;
 use lines::{Lines, NO_FILE};
-use ranges::EntriesLeft;
 use spans::count_up_to;
 use subprograms::{FoundEntry, Name, NameStep, Subprograms, UnitEntries};
+use tables::{Tables, WorkLeft};
 use unit::{Unit, UnitHeader, UnitKind};
 use value::Value;
 
 /// How many entries are read for a name: each refers to the next.
 const REFERENCES_MAX: usize = 16;
+
+/// How many bytes of entries are read for the names of the calls at an address. Names that were read
+/// before need none.
+const NAME_BYTES_PER_LOOKUP_MAX: usize = 1 << 22;
+
+/// In how many units an address is looked up. Several units may say that it is theirs, of which the
+/// first that knows more is right.
+const UNITS_PER_LOOKUP_MAX: usize = 64;
 
 /// How many bytes are read to find the first entries of units, for each byte of `.debug_info` and
 /// `.debug_abbrev`. In a `.dwo` file, for each byte of its abbreviations.
@@ -80,10 +91,13 @@ struct Index {
     ranges: Vec<Span>,
     /// The least start of each range and all after it.
     start_mins: Vec<u64>,
+    /// What units share, and what lookups may still read.
+    tables: Tables,
 }
 
 struct IndexedUnit {
     start: usize,
+    root: RootPlace,
     /// None until a lookup needs this unit.
     unit: Option<Box<LoadedUnit>>,
 }
@@ -107,7 +121,8 @@ enum Split {
 
 /// The lines and functions of a unit.
 struct Code {
-    lines: Option<Lines>,
+    /// The number of its line table, which other units may have as well.
+    lines: Option<u32>,
     subprograms: Subprograms,
 }
 
@@ -159,8 +174,7 @@ impl DebugInfo {
         let sections = self.sections;
         let index = self.index.get_or_insert_with(|| Index::read(&sections));
         let mut at = count_up_to(&index.ranges, 0, address);
-        // Several units may have the address in their ranges. The first that knows more about it
-        // is the one.
+        let mut units_left = UNITS_PER_LOOKUP_MAX;
         while let (Some(candidate), Some(&start_min)) =
             (index.ranges.get(at), index.start_mins.get(at))
             && start_min <= address
@@ -169,6 +183,7 @@ impl DebugInfo {
             if candidate.end > address {
                 continue;
             }
+            units_left = units_left.checked_sub(1)?;
             let unit = candidate.owner as usize;
             if let Some(calls) = index.find_in_unit(&sections, unit, address, load) {
                 return Some(FoundCalls { unit, calls });
@@ -179,23 +194,24 @@ impl DebugInfo {
 
     /// Returns the path of the file of a call. Empty if unknown.
     pub(crate) fn path(&self, of: &FoundCalls, call: &FoundCall) -> &str {
-        let unit = self.index.as_ref().and_then(|index| index.units.get(of.unit));
-        let code = unit.and_then(|unit| unit.unit.as_ref()?.code.as_ref());
-        let lines = code.and_then(|code| code.lines.as_ref());
-        lines.map_or("", |lines| lines.path(call.file))
+        let Some(index) = &self.index else { return "" };
+        let unit = index.units.get(of.unit).and_then(|unit| unit.unit.as_ref());
+        let lines = unit.and_then(|unit| index.tables.lines(unit.code.as_ref()?.lines));
+        lines.map_or("", |lines| lines.path(of.unit, call.file))
     }
 }
 
 impl Index {
     /// Reads the header and the first entry of each unit.
     fn read(sections: &DebugSections) -> Index {
-        let mut index = Index { units: Vec::new(), ranges: Vec::new(), start_mins: Vec::new() };
+        let (units, ranges, start_mins) = (Vec::new(), Vec::new(), Vec::new());
+        let mut index = Index { units, ranges, start_mins, tables: Tables::new(sections) };
         let sets = AddressSets::read(sections.aranges);
         let section_bytes = sections.info.len().saturating_add(sections.abbrev.len());
         let root_bytes = section_bytes.saturating_mul(ROOT_BYTES_FACTOR);
         let mut roots = RootAbbreviations::new(sections.abbrev, root_bytes);
-        let mut line_bytes_left = sections.line.len();
-        let mut entries_left = EntriesLeft::for_lists_of(sections);
+        let mut lines_left = WorkLeft::for_bytes(sections.line.len());
+        let mut lists_left = WorkLeft::for_lists_of(sections);
         let mut found = Vec::new();
         let mut start = 0;
         while let Some(header) = UnitHeader::read(sections.info, start)
@@ -206,8 +222,10 @@ impl Index {
             if header.kind == UnitKind::Unused {
                 continue;
             }
-            let Some(unit) = Unit::read(sections, header, &mut roots) else { continue };
-            index.units.push(IndexedUnit { start: unit_start, unit: None });
+            let Some(root) = header.find_root(sections, &mut roots) else { continue };
+            let Some(unit) = Unit::read(sections, header, root) else { continue };
+            let root = root.place(sections.abbrev);
+            index.units.push(IndexedUnit { start: unit_start, root, unit: None });
             if unit.header.kind != UnitKind::Code {
                 continue;
             }
@@ -215,10 +233,10 @@ impl Index {
                 sets.add_ranges(unit_start, &mut found);
             }
             if found.is_empty() {
-                unit.add_ranges(&unit.code, &mut entries_left, &mut found);
+                unit.add_ranges(&unit.code, &mut lists_left, &mut found);
             }
             if found.is_empty() {
-                Lines::add_ranges_of(&unit, &mut line_bytes_left, &mut found);
+                Lines::add_ranges_of(&unit, &mut lines_left, &mut found);
             }
             for range in &found {
                 let (key, end) = (range.end, range.start);
@@ -242,8 +260,8 @@ impl Index {
         let indexed = self.units.get_mut(unit)?;
         if indexed.unit.is_none() {
             let header = UnitHeader::read(sections.info, indexed.start)?;
-            let mut roots = RootAbbreviations::new(sections.abbrev, sections.abbrev.len());
-            let main = UnitEntries::new(Unit::read(sections, header, &mut roots)?);
+            let root = RootAttributes::at(indexed.root, sections.abbrev)?;
+            let main = UnitEntries::new(Unit::read(sections, header, root)?, &mut self.tables);
             let split = if main.unit.id.is_some() { Split::Unread } else { Split::None };
             indexed.unit = Some(Box::new(LoadedUnit { main, split, code: None }));
         }
@@ -259,12 +277,13 @@ impl Index {
         address: u64,
         load: LoadSplit<'_>,
     ) -> Option<Vec<FoundCall>> {
-        let loaded = self.load(sections, unit_index)?;
+        self.load(sections, unit_index)?;
+        let loaded = self.units.get_mut(unit_index)?.unit.as_deref_mut()?;
         if let Split::Unread = loaded.split {
-            loaded.split = Split::read(&loaded.main.unit, load);
+            loaded.split = Split::read(&loaded.main.unit, &mut self.tables, load);
         }
         let mut entries = Vec::new();
-        let (line, is_split) = loaded.find(address, &mut entries);
+        let (line, is_split) = loaded.find(address, &mut self.tables, &mut entries);
         if line.is_none() && entries.is_empty() {
             return None;
         }
@@ -273,16 +292,18 @@ impl Index {
         if entries.is_empty() {
             calls.push(FoundCall { name: None, file, line });
         }
+        let mut name_bytes_left = NAME_BYTES_PER_LOOKUP_MAX;
         for entry in entries.iter().rev() {
             let place = EntryPlace { unit: unit_index, is_split, entry: entry.entry };
-            let name = self.name_of(sections, entry, place);
+            let name = self.name_of(sections, entry, place, &mut name_bytes_left);
             calls.push(FoundCall { name, file, line });
             (file, line) = (entry.file, entry.line);
         }
-        let loaded = self.load(sections, unit_index)?;
-        if let Some(lines) = loaded.code.as_mut().and_then(|code| code.lines.as_mut()) {
+        let loaded = self.units.get(unit_index)?.unit.as_deref()?;
+        let lines = loaded.code.as_ref().and_then(|code| code.lines);
+        if let Some(lines) = self.tables.lines_mut(lines) {
             for call in &calls {
-                lines.make_path(&loaded.main.unit, call.file);
+                lines.make_path(&loaded.main.unit, unit_index, call.file);
             }
         }
         Some(calls)
@@ -293,12 +314,13 @@ impl Index {
         sections: &DebugSections,
         found: &FoundEntry,
         place: EntryPlace,
+        bytes_left: &mut usize,
     ) -> Option<&'static [u8]> {
         if let Name::Read(name) = found.name {
             return name;
         }
         let unit = place.unit;
-        let name = self.read_name(sections, place);
+        let name = self.read_name(sections, place, bytes_left);
         if let Some(code) = self.load(sections, unit).and_then(|loaded| loaded.code.as_mut()) {
             code.subprograms.keep_name(found, name);
         }
@@ -310,10 +332,11 @@ impl Index {
         &mut self,
         sections: &DebugSections,
         mut place: EntryPlace,
+        bytes_left: &mut usize,
     ) -> Option<&'static [u8]> {
         for _ in 0..REFERENCES_MAX {
             let entries = self.load(sections, place.unit)?.entries(place.is_split)?;
-            match entries.name_step(place.entry) {
+            match entries.name_step(place.entry, bytes_left) {
                 NameStep::Found(name) => return Some(name),
                 NameStep::See(Value::UnitEntry(entry)) => place.entry = entry,
                 NameStep::See(Value::InfoEntry(at)) => {
@@ -348,23 +371,29 @@ impl LoadedUnit {
 
     /// Finds what is at an address. Returns the file and line there, and whether the entries are
     /// of the other half.
-    fn find(&mut self, address: u64, entries: &mut Vec<FoundEntry>) -> (Option<(u32, u32)>, bool) {
+    fn find(
+        &mut self,
+        address: u64,
+        tables: &mut Tables,
+        entries: &mut Vec<FoundEntry>,
+    ) -> (Option<(u32, u32)>, bool) {
         let (unit, is_split) = match &self.split {
             Split::Read(split) => (&**split, true),
             _ => (&self.main, false),
         };
         let code = self.code.get_or_insert_with(|| {
-            let lines = Lines::read(&self.main.unit);
-            Box::new(Code { lines, subprograms: Subprograms::read(unit) })
+            let lines = tables.lines_of(&self.main.unit);
+            let subprograms = Subprograms::read(unit, &mut tables.work_left);
+            Box::new(Code { lines, subprograms })
         });
-        code.subprograms.find(unit, address, entries);
-        (code.lines.as_ref().and_then(|lines| lines.find(address)), is_split)
+        code.subprograms.find(unit, address, &mut tables.work_left, entries);
+        (tables.lines(code.lines).and_then(|lines| lines.find(address)), is_split)
     }
 }
 
 impl Split {
     /// Reads the other half of a unit.
-    fn read(unit: &Unit, load: LoadSplit<'_>) -> Split {
+    fn read(unit: &Unit, tables: &mut Tables, load: LoadSplit<'_>) -> Split {
         let Some(id) = unit.id else { return Split::None };
         let (folder, file) = (unit.text(unit.folder), unit.text(unit.split_file));
         let mut split = Split::None;
@@ -372,7 +401,8 @@ impl Split {
             let found = Unit::read_split(sections, unit);
             let is_found = found.is_some();
             if let Some(found) = found {
-                split = Split::Read(Box::new(UnitEntries::new(found)));
+                tables.allow_split_file(sections);
+                split = Split::Read(Box::new(UnitEntries::new(found, tables)));
             }
             is_found
         });

@@ -61,7 +61,9 @@ impl Package {
         if row >= self.rows.into() {
             return None;
         }
-        let mut sections = DebugSections { str: self.sections.str, ..DebugSections::default() };
+        let DebugSections { str, file_start, file_bytes, .. } = self.sections;
+        let mut sections =
+            DebugSections { str, file_start, file_bytes, ..DebugSections::default() };
         for column in 0..self.columns.into() {
             let cell = row * u64::from(self.columns) + column;
             let offset = entry(self.offsets, cell)?;

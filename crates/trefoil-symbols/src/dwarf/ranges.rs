@@ -2,7 +2,7 @@
 
 use super::constants::*;
 use super::reader::Reader;
-use super::sections::DebugSections;
+use super::tables::WorkLeft;
 use super::unit::Unit;
 use super::value::Value;
 
@@ -46,28 +46,12 @@ impl CodePlace {
     }
 }
 
-/// How many entries of lists may still be read. Entries may share a list, so without a limit a
-/// small file could have as many ranges as the square of its size.
-pub(super) struct EntriesLeft(usize);
-
-impl EntriesLeft {
-    /// Returns enough for all lists of a file, even if several entries share each of them.
-    pub(super) fn for_lists_of(sections: &DebugSections) -> EntriesLeft {
-        EntriesLeft(sections.ranges.len().saturating_add(sections.rnglists.len()))
-    }
-
-    fn take_one(&mut self) -> Option<()> {
-        self.0 = self.0.checked_sub(1)?;
-        Some(())
-    }
-}
-
 impl Unit {
     /// Adds the ranges of an entry to `ranges`: none that is empty.
     pub(super) fn add_ranges(
         &self,
         place: &CodePlace,
-        left: &mut EntriesLeft,
+        left: &mut WorkLeft,
         ranges: &mut Vec<AddressRange>,
     ) {
         if let Some(at) = self.list_offset(place.list) {
@@ -111,13 +95,13 @@ impl Unit {
     fn add_plain_list(
         &self,
         at: u64,
-        left: &mut EntriesLeft,
+        left: &mut WorkLeft,
         ranges: &mut Vec<AddressRange>,
     ) -> Option<()> {
         let mut reader = Reader::at(self.sections.ranges, at)?;
         let mut base = self.base_address;
         loop {
-            left.take_one()?;
+            left.take(1)?;
             let (start, end) = (reader.u64()?, reader.u64()?);
             match (start, end) {
                 (0, 0) => return Some(()),
@@ -131,16 +115,11 @@ impl Unit {
     }
 
     /// Adds a list of `.debug_rnglists`.
-    fn add_list(
-        &self,
-        at: u64,
-        left: &mut EntriesLeft,
-        ranges: &mut Vec<AddressRange>,
-    ) -> Option<()> {
+    fn add_list(&self, at: u64, left: &mut WorkLeft, ranges: &mut Vec<AddressRange>) -> Option<()> {
         let mut reader = Reader::at(self.sections.rnglists, at)?;
         let mut base = self.base_address;
         loop {
-            left.take_one()?;
+            left.take(1)?;
             let (start, end);
             match reader.u8()? {
                 DW_RLE_END_OF_LIST => return Some(()),

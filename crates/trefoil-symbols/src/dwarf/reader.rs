@@ -2,6 +2,8 @@
 //!
 //! Every method returns None if the bytes end before the value does, or if the value is too large.
 
+use std::ffi::CStr;
+
 /// The bytes that were not read yet.
 #[derive(Clone, Copy)]
 pub(super) struct Reader {
@@ -26,6 +28,11 @@ impl Reader {
         entry_bytes: u64,
     ) -> Option<Reader> {
         Reader::at(bytes, base.checked_add(index.checked_mul(entry_bytes)?)?)
+    }
+
+    /// Returns the address in this process of what is left.
+    pub(super) fn address(&self) -> usize {
+        self.rest.as_ptr() as usize
     }
 
     /// Returns how many bytes are left.
@@ -157,10 +164,15 @@ impl Reader {
 
     /// Takes a text and the zero byte that ends it. Returns the text.
     pub(super) fn text(&mut self) -> Option<&'static [u8]> {
-        let end = self.rest.iter().position(|&byte| byte == 0)?;
-        let (text, rest) = (&self.rest[..end], &self.rest[end + 1..]);
-        self.rest = rest;
+        let text = CStr::from_bytes_until_nul(self.rest).ok()?.to_bytes();
+        self.rest = &self.rest[text.len() + 1..];
         Some(text)
+    }
+
+    /// Returns the text here. None if it has more than `bytes_max` bytes.
+    pub(super) fn text_up_to(&self, bytes_max: usize) -> Option<&'static [u8]> {
+        let rest = self.rest.get(..=bytes_max).unwrap_or(self.rest);
+        Reader { rest }.text()
     }
 }
 

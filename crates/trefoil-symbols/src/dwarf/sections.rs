@@ -13,6 +13,10 @@ pub(crate) struct DebugSections {
     pub(super) rnglists: &'static [u8],
     pub(super) str: &'static [u8],
     pub(super) str_offsets: &'static [u8],
+    /// Of a `.dwo` or `.dwp` file: the address of its entries in this process, by which the file is
+    /// known, and the size of its tables. The sections may be parts of these.
+    pub(super) file_start: usize,
+    pub(super) file_bytes: usize,
 }
 
 impl DebugSections {
@@ -29,12 +33,14 @@ impl DebugSections {
             rnglists: section(".debug_rnglists"),
             str: section(".debug_str"),
             str_offsets: section(".debug_str_offsets"),
+            file_start: 0,
+            file_bytes: 0,
         }
     }
 
     /// Returns the sections of a `.dwo` or `.dwp` file.
     pub(crate) fn of_split_file(section: &mut dyn FnMut(&str) -> &'static [u8]) -> DebugSections {
-        DebugSections {
+        let mut sections = DebugSections {
             info: section(".debug_info.dwo"),
             abbrev: section(".debug_abbrev.dwo"),
             rnglists: section(".debug_rnglists.dwo"),
@@ -46,7 +52,18 @@ impl DebugSections {
             line: &[],
             line_str: &[],
             ranges: &[],
-        }
+            file_start: 0,
+            file_bytes: 0,
+        };
+        sections.file_start = sections.info.as_ptr() as usize;
+        sections.file_bytes = sections.bytes_of_tables();
+        sections
+    }
+
+    /// Returns the size of all that lookups read, except texts, addresses and offsets of texts.
+    pub(super) fn bytes_of_tables(&self) -> usize {
+        let parts = [self.info, self.abbrev, self.line, self.ranges, self.rnglists];
+        parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.len()))
     }
 
     /// Adds what a split unit uses of the program.

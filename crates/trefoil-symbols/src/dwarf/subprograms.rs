@@ -6,10 +6,13 @@
 use super::abbreviations::Abbreviations;
 use super::constants::*;
 use super::lines::NO_FILE;
-use super::ranges::{AddressRange, CodePlace, EntriesLeft};
+use super::ranges::{AddressRange, CodePlace};
+use super::reader::Reader;
 use super::spans::{Span, find_last, sort};
+use super::tables::{Tables, WorkLeft};
 use super::unit::Unit;
 use super::value::Value;
+use std::sync::Arc;
 
 /// How deep inlined calls may be nested. Those below that are left out.
 const INLINED_DEPTH_MAX: usize = 256;
@@ -17,7 +20,7 @@ const INLINED_DEPTH_MAX: usize = 256;
 /// A unit, and what is needed to read its entries.
 pub(super) struct UnitEntries {
     pub(super) unit: Unit,
-    pub(super) abbreviations: Abbreviations,
+    pub(super) abbreviations: Arc<Abbreviations>,
 }
 
 /// The functions of a unit.
@@ -25,7 +28,6 @@ pub(super) struct Subprograms {
     /// The owners are indices into `all`.
     ranges: Vec<Span>,
     all: Vec<Subprogram>,
-    left: EntriesLeft,
 }
 
 /// A function.
@@ -81,52 +83,68 @@ pub(super) enum NameStep {
 }
 
 impl UnitEntries {
-    pub(super) fn new(unit: Unit) -> UnitEntries {
-        UnitEntries { abbreviations: unit.abbreviations(), unit }
+    pub(super) fn new(unit: Unit, tables: &mut Tables) -> UnitEntries {
+        UnitEntries { abbreviations: tables.abbreviations_of(&unit), unit }
     }
 
-    /// Reads the name of the function `entry`, or where it is.
-    pub(super) fn name_step(&self, entry: u64) -> NameStep {
-        self.try_name_step(entry).unwrap_or(NameStep::Unknown)
+    /// Reads the name of the function `entry`, or where it is. Takes the bytes that were read from
+    /// `bytes_left`.
+    pub(super) fn name_step(&self, entry: u64, bytes_left: &mut usize) -> NameStep {
+        let Some(mut reader) = self.unit.entries_from(entry) else { return NameStep::Unknown };
+        let before = reader.len();
+        let step = self.try_name_step(&mut reader);
+        let mut bytes = before - reader.len();
+        if let Some(NameStep::Found(name)) = step {
+            bytes = bytes.saturating_add(name.len());
+        }
+        match (step, bytes_left.checked_sub(bytes)) {
+            (Some(step), Some(left)) => {
+                *bytes_left = left;
+                step
+            }
+            (_, left) => {
+                *bytes_left = left.unwrap_or(0);
+                NameStep::Unknown
+            }
+        }
     }
 
-    fn try_name_step(&self, entry: u64) -> Option<NameStep> {
-        let mut reader = self.unit.entries_from(entry)?;
+    fn try_name_step(&self, reader: &mut Reader) -> Option<NameStep> {
         let abbreviation = self.abbreviations.get(reader.uleb()?)?;
-        let mut name = None;
-        let mut other = None;
+        let (mut name, mut other) = (Value::Other, None);
         for attribute in self.abbreviations.attributes(abbreviation) {
-            let value = attribute.value(&mut reader, self.unit.encoding)?;
-            match attribute.name {
-                DW_AT_LINKAGE_NAME | DW_AT_MIPS_LINKAGE_NAME => {
-                    if let Some(name) = self.unit.text(value) {
-                        return Some(NameStep::Found(name));
-                    }
+            let value = attribute.value(reader, self.unit.encoding)?;
+            match (attribute.name, value) {
+                // It is in the file that `dwz` has made.
+                (DW_AT_LINKAGE_NAME | DW_AT_MIPS_LINKAGE_NAME | DW_AT_NAME, Value::Other) => {}
+                (DW_AT_LINKAGE_NAME | DW_AT_MIPS_LINKAGE_NAME, _) => {
+                    name = value;
+                    break;
                 }
-                DW_AT_NAME => name = self.unit.text(value),
-                DW_AT_ABSTRACT_ORIGIN | DW_AT_SPECIFICATION => other = Some(value),
+                (DW_AT_NAME, _) => name = value,
+                (DW_AT_ABSTRACT_ORIGIN | DW_AT_SPECIFICATION, _) => other = Some(value),
                 _ => {}
             }
         }
-        name.map(NameStep::Found).or(other.map(NameStep::See))
+        self.unit.text(name).map(NameStep::Found).or(other.map(NameStep::See))
     }
 }
 
 impl Subprograms {
     /// Finds the functions of a unit. If an entry is damaged, those before it.
-    pub(super) fn read(entries: &UnitEntries) -> Subprograms {
-        let left = EntriesLeft::for_lists_of(&entries.unit.sections);
-        let mut subprograms = Subprograms { ranges: Vec::new(), all: Vec::new(), left };
-        let _ = subprograms.read_all(entries);
+    pub(super) fn read(entries: &UnitEntries, left: &mut WorkLeft) -> Subprograms {
+        let mut subprograms = Subprograms { ranges: Vec::new(), all: Vec::new() };
+        let _ = subprograms.read_all(entries, left);
         sort(&mut subprograms.ranges);
         subprograms.all.shrink_to_fit();
         subprograms
     }
 
-    fn read_all(&mut self, entries: &UnitEntries) -> Option<()> {
+    fn read_all(&mut self, entries: &UnitEntries, left: &mut WorkLeft) -> Option<()> {
         let UnitEntries { unit, abbreviations } = entries;
         let mut found = Vec::new();
         let mut reader = unit.entries();
+        left.take(reader.len())?;
         while reader.len() != 0 {
             let entry = unit.entry_at(&reader);
             let code = reader.uleb()?;
@@ -147,7 +165,7 @@ impl Subprograms {
                     _ => attribute.skip(&mut reader, unit.encoding)?,
                 }
             }
-            unit.add_ranges(&place, &mut self.left, &mut found);
+            unit.add_ranges(&place, left, &mut found);
             if !found.is_empty() {
                 let owner = u32::try_from(self.all.len()).ok()?;
                 self.all.push(Subprogram { entry, name: Name::Unread, inlined: None });
@@ -163,11 +181,11 @@ impl Subprograms {
         &mut self,
         entries: &UnitEntries,
         address: u64,
+        left: &mut WorkLeft,
         found: &mut Vec<FoundEntry>,
     ) {
         let Some((index, _)) = find_span(&self.ranges, 0, address) else { return };
         let Some(subprogram) = self.all.get_mut(index as usize) else { return };
-        let left = &mut self.left;
         let inlined = subprogram
             .inlined
             .get_or_insert_with(|| Inlined::read(entries, subprogram.entry, left));
@@ -229,9 +247,15 @@ fn find_span(spans: &[Span], depth: u32, address: u64) -> Option<(u32, usize)> {
 impl Inlined {
     /// Finds the calls that were inlined into the function `entry`. If an entry is damaged, those
     /// before it.
-    fn read(entries: &UnitEntries, entry: u64, left: &mut EntriesLeft) -> Inlined {
+    fn read(entries: &UnitEntries, entry: u64, left: &mut WorkLeft) -> Inlined {
         let mut inlined = Inlined { ranges: Vec::new(), calls: Vec::new() };
-        let _ = inlined.read_all(entries, entry, left);
+        if let Some(mut reader) = entries.unit.entries_from(entry)
+            && !left.is_used_up()
+        {
+            let before = reader.len();
+            let _ = inlined.read_all(entries, &mut reader, left);
+            left.take_up_to(before - reader.len());
+        }
         sort(&mut inlined.ranges);
         inlined.calls.shrink_to_fit();
         inlined
@@ -240,13 +264,12 @@ impl Inlined {
     fn read_all(
         &mut self,
         entries: &UnitEntries,
-        entry: u64,
-        left: &mut EntriesLeft,
+        reader: &mut Reader,
+        left: &mut WorkLeft,
     ) -> Option<()> {
         let UnitEntries { unit, abbreviations } = entries;
-        let mut reader = unit.entries_from(entry)?;
         let function = abbreviations.get(reader.uleb()?)?;
-        abbreviations.skip(function, &mut reader)?;
+        abbreviations.skip(function, reader)?;
         if !function.has_children {
             return Some(());
         }
@@ -258,7 +281,7 @@ impl Inlined {
         let mut left_out: usize = usize::MAX;
         let mut found = Vec::new();
         while depth > 0 {
-            let entry = unit.entry_at(&reader);
+            let entry = unit.entry_at(reader);
             let code = reader.uleb()?;
             if code == 0 {
                 depth -= 1;
@@ -278,9 +301,9 @@ impl Inlined {
                 for attribute in abbreviations.attributes(abbreviation) {
                     let value = match attribute.name {
                         DW_AT_LOW_PC | DW_AT_HIGH_PC | DW_AT_RANGES | DW_AT_CALL_FILE
-                        | DW_AT_CALL_LINE => attribute.value(&mut reader, unit.encoding)?,
+                        | DW_AT_CALL_LINE => attribute.value(reader, unit.encoding)?,
                         _ => {
-                            attribute.skip(&mut reader, unit.encoding)?;
+                            attribute.skip(reader, unit.encoding)?;
                             continue;
                         }
                     };
@@ -302,7 +325,7 @@ impl Inlined {
                 self.calls.push(call);
                 add_spans(&mut found, depth, owner, &mut self.ranges);
             } else {
-                abbreviations.skip(abbreviation, &mut reader)?;
+                abbreviations.skip(abbreviation, reader)?;
             }
             if !abbreviation.has_children {
                 continue;

@@ -330,6 +330,136 @@ fn a_list_that_many_units_share_does_not_multiply() {
     assert!((RANGES..=16 * (RANGES + 1)).contains(&index.ranges.len()), "{}", index.ranges.len());
 }
 
+#[test]
+fn an_address_is_looked_up_in_some_of_the_units_that_claim_it() {
+    let unit_of = |index: u32| {
+        let list = (32 * index).to_le_bytes();
+        unit(&[&[UNIT_WITH_RANGES][..], &list].concat())
+    };
+    let units = (0..10 * UNITS_PER_LOOKUP_MAX as u32).flat_map(unit_of).collect();
+    let list = [CODE, CODE + 8, 0, 0].map(u64::to_le_bytes);
+    let ranges = list.as_flattened().repeat(10 * UNITS_PER_LOOKUP_MAX).leak();
+    let mut info = DebugInfo::new(DebugSections { ranges, ..sections(units) });
+    assert!(calls(&mut info, CODE).is_empty());
+    let index = info.index.as_ref().unwrap();
+    assert_eq!(index.ranges.len(), 10 * UNITS_PER_LOOKUP_MAX);
+    let looked_up = index.units.iter().filter(|unit| unit.unit.is_some()).count();
+    assert_eq!(looked_up, UNITS_PER_LOOKUP_MAX);
+}
+
+#[test]
+fn units_that_share_tables_read_them_once() {
+    const UNITS: u64 = 500;
+    let unit_of = |index: u64| {
+        let root = [&[UNIT][..], format!("/{index}\0").as_bytes(), &[0; 4]].concat();
+        let function = function(&format!("function {index}"), CODE + 4 * index, 4);
+        unit(&[root, function, vec![0, 0]].concat())
+    };
+    let units: Vec<_> = (0..UNITS).flat_map(unit_of).collect();
+    // All of them have the same lines. The sets tell which code is whose.
+    let mut aranges = Vec::new();
+    let mut unit_start = 0;
+    for index in 0..UNITS {
+        let mut set = vec![44, 0, 0, 0, 2, 0];
+        set.extend((unit_start as u32).to_le_bytes());
+        set.extend([8, 0, 0, 0, 0, 0]);
+        set.extend([CODE + 4 * index, 4, 0, 0].map(u64::to_le_bytes).as_flattened());
+        aranges.extend(set);
+        unit_start += unit_of(index).len();
+    }
+    let whole = DebugSections { aranges: aranges.leak(), ..sections(units) };
+    let mut info = DebugInfo::new(whole);
+    for index in (0..UNITS).chain([1, 0, 1]) {
+        let expected = match index {
+            0..2 => format!("function {index} /{index}/src/a.c:10"),
+            2..8 => format!("function {index} /{index}/src/a.c:12"),
+            _ => format!("function {index} :0"),
+        };
+        assert_eq!(calls(&mut info, CODE + 4 * index), [expected]);
+    }
+    let counts = info.index.as_ref().unwrap().tables.counts();
+    assert_eq!(counts, (usize::from(TYPES), 1));
+}
+
+/// Each unit has the rest of one table: what all of them would keep is the square of its size.
+#[test]
+fn parts_that_tables_have_in_common_do_not_multiply() {
+    const UNITS: usize = 3_000;
+    let whole = sections(Vec::new());
+    let mut abbrev = Vec::new();
+    let mut info = Vec::new();
+    for _ in 0..UNITS {
+        let mut unit = unit(&[&[UNIT, b'/', 0, 0, 0, 0, 0][..], &[0]].concat());
+        unit[6..10].copy_from_slice(&(abbrev.len() as u32).to_le_bytes());
+        info.extend(unit);
+        abbrev.extend([UNIT, DW_TAG_COMPILE_UNIT, 0, DW_AT_COMP_DIR as u8, DW_FORM_STRING as u8]);
+        abbrev.extend([DW_AT_STMT_LIST as u8, DW_FORM_SEC_OFFSET as u8, 0, 0]);
+    }
+    abbrev.push(0);
+    let whole = DebugSections { info: info.leak(), abbrev: abbrev.leak(), ..whole };
+    let mut index = Index::read(&whole);
+    assert_eq!(index.units.len(), UNITS);
+    for unit in 0..UNITS {
+        let _ = index.find_in_unit(&whole, unit, CODE, &mut |_, _| {});
+    }
+    let (abbreviations, lines) = index.tables.counts();
+    assert!((UNITS..16 * UNITS).contains(&abbreviations), "{abbreviations}");
+    assert_eq!(lines, 1);
+}
+
+/// Names and abstract functions that `dwz -m` has moved to a third file, which is not read.
+#[test]
+fn what_is_in_a_file_of_dwz_is_unknown_and_hides_nothing() {
+    let (low, high) = ((DW_AT_LOW_PC, DW_FORM_ADDR), (DW_AT_HIGH_PC, DW_FORM_DATA8));
+    let place = |start: u64| [start, 8].map(u64::to_le_bytes).concat();
+    for (name_form, other_form) in
+        [(DW_FORM_GNU_STRP_ALT, DW_FORM_GNU_REF_ALT), (DW_FORM_STRP_SUP, DW_FORM_REF_SUP4)]
+    {
+        let (name, folder) = ((DW_AT_NAME, name_form), (DW_AT_COMP_DIR, name_form));
+        let lines = (DW_AT_STMT_LIST, DW_FORM_SEC_OFFSET);
+        let linkage_name = (DW_AT_LINKAGE_NAME, name_form);
+        let abbrev = abbreviations(&[
+            (1, DW_TAG_COMPILE_UNIT, 1, &[name, folder, lines]),
+            // DW_TAG_imported_unit.
+            (2, 0x3d, 0, &[(0x18, other_form)]),
+            (3, 0x2e, 0, &[(DW_AT_ABSTRACT_ORIGIN, other_form), low, high]),
+            (4, 0x2e, 0, &[name, low, high]),
+            (5, 0x2e, 0, &[(DW_AT_NAME, DW_FORM_STRING), linkage_name, low, high]),
+        ]);
+        let alt = [0xaa; 4];
+        let entries = [
+            &[&[1][..], &alt, &alt, &[0; 4]].concat()[..],
+            &[&[2][..], &alt].concat(),
+            &[&[3][..], &alt, &place(CODE)].concat(),
+            &[&[4][..], &alt, &place(CODE + 8)].concat(),
+            &[&b"\x05here\0"[..], &alt, &place(CODE + 16)].concat(),
+            &[0],
+        ];
+        let mut info =
+            DebugInfo::new(DebugSections { abbrev, ..sections(unit(&entries.concat())) });
+        assert_eq!(calls(&mut info, CODE), ["? src/a.c:10"]);
+        assert_eq!(calls(&mut info, CODE + 8), ["? src/a.c:12"]);
+        assert_eq!(calls(&mut info, CODE + 16), ["here src/a.c:12"]);
+    }
+}
+
+#[test]
+fn long_texts_are_no_names_and_no_paths() {
+    for (len, is_found) in [(1 << 18, true), ((1 << 18) + 1, false)] {
+        let name = "n".repeat(len);
+        let mut info = DebugInfo::new(sections(unit(&[root(), function(&name, CODE, 8)].concat())));
+        let expected = if is_found { &name } else { "?" };
+        assert_eq!(calls(&mut info, CODE), [format!("{expected} /folder/src/a.c:10")]);
+    }
+    for (len, is_found) in [(4096 - "//src/a.c".len(), true), (4096, false)] {
+        let folder = "f".repeat(len);
+        let root = [&[UNIT, b'/'][..], folder.as_bytes(), &[0; 5]].concat();
+        let mut info = DebugInfo::new(sections(unit(&[root, function("here", CODE, 8)].concat())));
+        let path = if is_found { format!("/{folder}/src/a.c") } else { String::new() };
+        assert_eq!(calls(&mut info, CODE), [format!("here {path}:10")]);
+    }
+}
+
 /// The sections of a file, by their names.
 pub(crate) type NamedSections = Vec<(&'static str, &'static [u8])>;
 
@@ -348,7 +478,10 @@ pub(crate) enum Wrong {
     UnitType,
 }
 
-fn abbreviations(all: &[(u8, u8, u8, &[(u16, u16)])]) -> &'static [u8] {
+/// An abbreviation: its code and tag, whether it has children (1), and names and forms of attributes.
+type Abbreviation<'a> = (u8, u8, u8, &'a [(u16, u16)]);
+
+fn abbreviations(all: &[Abbreviation<'_>]) -> &'static [u8] {
     let mut section = Vec::new();
     for &(code, tag, has_children, attributes) in all {
         section.extend([code, tag, has_children]);

@@ -4,12 +4,16 @@
 //! Entries are named by their offset from the start of the unit, as references are.
 
 use super::ROOT_BYTES_FACTOR;
-use super::abbreviations::{Abbreviations, RootAbbreviations};
+use super::abbreviations::{RootAbbreviations, RootAttributes};
 use super::constants::*;
 use super::ranges::CodePlace;
 use super::reader::Reader;
 use super::sections::DebugSections;
 use super::value::{Encoding, Value};
+
+/// How long a name or a part of a path can be. Longer ones are taken as missing: entries may share
+/// a text, and each of them reads it to its end.
+const TEXT_BYTES_MAX: usize = 1 << 18;
 
 /// Which units have code.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,6 +63,16 @@ impl UnitHeader {
             header.entries_start = end - reader.len();
         }
         Some(header)
+    }
+
+    /// Finds the attributes of the first entry.
+    pub(super) fn find_root(
+        &self,
+        sections: &DebugSections,
+        roots: &mut RootAbbreviations,
+    ) -> Option<RootAttributes> {
+        let code = Reader::new(sections.info.get(self.entries_start..self.end)?).uleb()?;
+        roots.find(self.abbreviations_at, code)
     }
 
     fn read_rest(&mut self, reader: &mut Reader) -> Option<UnitKind> {
@@ -130,10 +144,10 @@ impl Unit {
     pub(super) fn read(
         sections: &DebugSections,
         header: UnitHeader,
-        roots: &mut RootAbbreviations,
+        root: RootAttributes,
     ) -> Option<Unit> {
         let mut unit = Unit::new(*sections, header);
-        unit.read_root(roots)?;
+        unit.read_root(root)?;
         unit.base_address = unit.address(unit.code.low).unwrap_or(0);
         Some(unit)
     }
@@ -160,7 +174,7 @@ impl Unit {
                 unit.string_table = length_bytes + 4;
                 unit.list_table = length_bytes + 8;
             }
-            unit.read_root(&mut roots)?;
+            unit.read_root(unit.header.find_root(sections, &mut roots)?)?;
             if unit.header.kind != split_kind || unit.id != skeleton.id {
                 continue;
             }
@@ -192,9 +206,9 @@ impl Unit {
         }
     }
 
-    fn read_root(&mut self, roots: &mut RootAbbreviations) -> Option<()> {
+    fn read_root(&mut self, mut attributes: RootAttributes) -> Option<()> {
         let mut entry = self.entries();
-        let mut attributes = roots.find(self.header.abbreviations_at, entry.uleb()?)?;
+        let _code = entry.uleb()?;
         if matches!(attributes.tag, DW_TAG_PARTIAL_UNIT | DW_TAG_TYPE_UNIT) {
             self.header.kind = UnitKind::NoCode;
         }
@@ -241,18 +255,19 @@ impl Unit {
         (self.header.end - entries.len() - self.header.start) as u64
     }
 
-    /// Reads its abbreviations.
-    pub(super) fn abbreviations(&self) -> Abbreviations {
-        let at = self.header.abbreviations_at;
-        Abbreviations::read(self.sections.abbrev, at, self.encoding)
+    /// Returns a reader of its abbreviations.
+    pub(super) fn abbreviations_reader(&self) -> Option<Reader> {
+        Reader::at(self.sections.abbrev, self.header.abbreviations_at)
     }
 
-    /// Returns the text that a value is or refers to.
+    /// Returns the text that a value is or refers to. None if it is longer than [`TEXT_BYTES_MAX`].
     pub(super) fn text(&self, value: Value) -> Option<&'static [u8]> {
         let sections = &self.sections;
         let at = match value {
-            Value::Text(text) => return Some(text),
-            Value::LineStr(at) => return Reader::at(sections.line_str, at)?.text(),
+            Value::Text(text) => return (text.len() <= TEXT_BYTES_MAX).then_some(text),
+            Value::LineStr(at) => {
+                return Reader::at(sections.line_str, at)?.text_up_to(TEXT_BYTES_MAX);
+            }
             Value::Str(at) => at,
             Value::StrIndex(index) => {
                 let entry_bytes = self.encoding.offset_bytes().into();
@@ -262,7 +277,7 @@ impl Unit {
             }
             _ => return None,
         };
-        Reader::at(sections.str, at)?.text()
+        Reader::at(sections.str, at)?.text_up_to(TEXT_BYTES_MAX)
     }
 
     /// Returns the address that a value is or refers to.
