@@ -19,7 +19,8 @@
 //! that was looked up.
 //!
 //! Invariant: what borrows from [`Backing`] is in fields before it, and no method returns a part of
-//! it for longer than a call. So nothing refers to memory that was unmapped or freed.
+//! it for longer than a call. A file that is refused is freed before anything but the check that
+//! refuses it has seen it. So nothing refers to memory that was unmapped or freed.
 
 use crate::dwarf::{DebugInfo, DebugSections, Package, Span, SplitUnit, find_last, sort};
 use crate::elf::Elf;
@@ -42,6 +43,9 @@ const INFLATION_MAX: usize = 64;
 /// How long a demangled name can be. Names of futures in futures have some hundred bytes; those that
 /// refer to parts of themselves can be made to have a million.
 const NAME_BYTES_SHOWN_MAX: usize = 4096;
+
+/// What an ELF file starts with.
+const ELF_MAGIC: &[u8] = b"\x7fELF";
 
 /// Where distributions put debug information.
 const DEBUG_FOLDER: &str = "/usr/lib/debug";
@@ -209,8 +213,9 @@ fn separate_debug_file(elf: &Elf<'_>, path: &Path, backing: &mut Backing) -> Opt
 fn dwarf_package(path: &Path, backing: &mut Backing) -> Option<Package> {
     let mut name = OsString::from(path);
     name.push(".dwp");
-    let elf = Elf::parse(backing.read(Path::new(&name))?)?;
-    Package::read(&mut |name| backing.section(&elf, name))
+    backing.read_elf(Path::new(&name), &mut |elf, backing| {
+        Package::read(&mut |name| backing.section(elf, name))
+    })
 }
 
 /// Calls `is_wanted` with the debug information of a unit that is not in the program, unless it is
@@ -286,8 +291,26 @@ impl Backing {
         Some(elf)
     }
 
-    /// Reads a file that a compiler may write again in place, so that it must not be mapped. The
-    /// result is valid as long as `self`.
+    /// Reads an ELF file that a compiler may write again in place, so that it must not be mapped. If
+    /// `f` returns None, the file is not kept, and `f` must not have kept a part of it either;
+    /// otherwise the file is valid as long as `self`.
+    fn read_elf<T>(
+        &mut self,
+        path: &Path,
+        f: &mut dyn FnMut(&Elf<'static>, &mut Backing) -> Option<T>,
+    ) -> Option<T> {
+        let (buffers, inflation_left) = (self.buffers.len(), self.inflation_left);
+        let elf = self.read(path).and_then(Elf::parse);
+        let wanted = elf.and_then(|elf| f(&elf, self));
+        if wanted.is_none() {
+            // Nothing borrows from what was added: `f` has not kept it.
+            self.buffers.truncate(buffers);
+            self.inflation_left = inflation_left;
+        }
+        wanted
+    }
+
+    /// Reads a file, if it is an ELF file. The result is valid until it is removed from `buffers`.
     fn read(&mut self, path: &Path) -> Option<&'static [u8]> {
         if self.other_files == OtherFiles::Never {
             return None;
@@ -295,8 +318,12 @@ impl Backing {
         let (file, len) = open(path)?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).ok()?;
-        // What another process appends meanwhile is left out.
-        file.take(len as u64).read_to_end(&mut bytes).ok()?;
+        // A text may name any file. What another process appends meanwhile is left out.
+        (&file).take(ELF_MAGIC.len() as u64).read_to_end(&mut bytes).ok()?;
+        if bytes != ELF_MAGIC {
+            return None;
+        }
+        file.take((len - bytes.len()) as u64).read_to_end(&mut bytes).ok()?;
         self.allow_inflation(&bytes);
         // SAFETY: as in `section`.
         let kept = unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
@@ -315,21 +342,13 @@ impl Backing {
             Some(Some(sections)) => drop(is_wanted(sections)),
             Some(None) => {}
             None => {
-                let (buffers, inflation_left) = (self.buffers.len(), self.inflation_left);
-                let sections = self.read_split_file(&path).filter(|sections| is_wanted(sections));
-                if sections.is_none() {
-                    // Nothing borrows from what was added: `is_wanted` did not keep it.
-                    self.buffers.truncate(buffers);
-                    self.inflation_left = inflation_left;
-                }
+                let sections = self.read_elf(&path, &mut |elf, backing| {
+                    let mut section = |name: &str| backing.section(elf, name);
+                    Some(DebugSections::of_split_file(&mut section)).filter(&mut *is_wanted)
+                });
                 self.split_files.insert(path, sections);
             }
         }
-    }
-
-    fn read_split_file(&mut self, path: &Path) -> Option<DebugSections> {
-        let elf = Elf::parse(self.read(path)?)?;
-        Some(DebugSections::of_split_file(&mut |name| self.section(&elf, name)))
     }
 
     /// Returns the bytes of a section, inflated. They are valid as long as `self`.
@@ -340,7 +359,8 @@ impl Backing {
             let inflated = section.inflate(self.inflation_left).unwrap_or_default();
             self.inflation_left -= inflated.len();
             // SAFETY: the heap memory is neither moved nor changed until `self` is dropped, which
-            // is after all that borrows from it (the file's invariant).
+            // is after all that borrows from it (the file's invariant), or until `read_elf` removes
+            // it, when nothing borrows from it any more.
             bytes = unsafe { std::slice::from_raw_parts(inflated.as_ptr(), inflated.len()) };
             self.buffers.push(inflated);
         }
@@ -597,6 +617,24 @@ mod tests {
                 assert_eq!(is_found, !expected.is_empty());
                 assert_eq!(look_up(&mut file), expected, "version {version}");
             }
+        }
+    }
+
+    #[test]
+    fn a_package_without_an_index_is_not_kept() {
+        let folder = Folder::new("package");
+        let path = folder.0.join("program");
+        let [program, _] = split_program(5, "missing", Wrong::Nothing);
+        let program: Vec<_> = program.iter().map(|&(name, bytes)| (name, 0, bytes)).collect();
+        fs::write(&path, elf_file(&program)).unwrap();
+        let mut index = [0; 16 + 12];
+        (index[0], index[12]) = (2, 1);
+        for (index, is_kept) in [(&[0xff; 28], false), (&index, true)] {
+            let package = elf_file(&[(".debug_cu_index", 0, index)]);
+            fs::write(folder.0.join("program.dwp"), package).unwrap();
+            let file = SymbolFile::map(&path, &path, |_| true).unwrap();
+            assert_eq!(file.package.is_some(), is_kept);
+            assert_eq!(file.backing.buffers.len(), usize::from(is_kept));
         }
     }
 
