@@ -1,5 +1,9 @@
 //! Reads numbers and pointers of unwind tables, as DWARF and the LSB encode them.
 
+/// Bytes of a number that are read at most. 64 bits need 10; an assembler may write more, without
+/// meaning. So many still fit into 128 bits.
+const LEB_BYTES_MAX: u32 = 16;
+
 /// How a pointer of an unwind table is encoded (`DW_EH_PE_*`): the low four bits say how its number
 /// is stored, and the next three what is added to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,32 +101,38 @@ impl<'a> Reader<'a> {
         Some(u64::from_le_bytes(*bytes))
     }
 
-    /// Reads a number of seven bits per byte. Bits above the 64th are lost.
-    pub(super) fn uleb(&mut self) -> Option<u64> {
-        Some(self.leb()?.0)
-    }
-
-    /// Reads a signed number of seven bits per byte.
-    pub(super) fn sleb(&mut self) -> Option<i64> {
-        let (value, bits, last) = self.leb()?;
-        let is_negative = last & 0x40 != 0;
-        Some(if is_negative && bits < 64 { value | u64::MAX << bits } else { value } as i64)
-    }
-
-    /// Returns a number, how many bits its bytes had, and its last byte.
+    /// Reads a number of seven bits per byte. None if it is too large.
     #[inline]
-    fn leb(&mut self) -> Option<(u64, u32, u8)> {
-        let (mut value, mut bits) = (0, 0u32);
-        loop {
-            let byte = self.u8()?;
-            if bits < 64 {
-                value |= u64::from(byte & 0x7f) << bits;
+    pub(super) fn uleb(&mut self) -> Option<u64> {
+        match self.bytes.get(self.at) {
+            // Most have one byte.
+            Some(&byte @ 0..0x80) => {
+                self.at += 1;
+                Some(byte.into())
             }
-            bits = bits.saturating_add(7);
+            _ => u64::try_from(self.leb()?.0).ok(),
+        }
+    }
+
+    /// Reads a signed number of seven bits per byte. None if it is too large or too small.
+    pub(super) fn sleb(&mut self) -> Option<i64> {
+        let (value, bits) = self.leb()?;
+        // The highest of its bits is the sign.
+        let unused = u128::BITS - bits;
+        i64::try_from(((value << unused) as i128) >> unused).ok()
+    }
+
+    /// Returns a number, and how many bits its bytes had.
+    fn leb(&mut self) -> Option<(u128, u32)> {
+        let mut value = 0;
+        for number in 0..LEB_BYTES_MAX {
+            let byte = self.u8()?;
+            value |= u128::from(byte & 0x7f) << (7 * number);
             if byte & 0x80 == 0 {
-                return Some((value, bits, byte));
+                return Some((value, 7 * (number + 1)));
             }
         }
+        None
     }
 
     /// Reads a register's number. A number that no register has stands for all larger ones.
@@ -180,8 +190,33 @@ mod tests {
         let largest = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1];
         assert_eq!(uleb(&largest), Some(u64::MAX));
         assert_eq!(uleb(&[0xff; 9]), None, "cut off");
-        let long = [&[0x80; 1000][..], &[0x7f]].concat();
-        assert_eq!((uleb(&long), sleb(&long)), (Some(0), Some(0)));
+        assert_eq!((uleb(&[]), sleb(&[])), (None, None), "empty");
+        let below = |last: u8| sleb(&[&[0x80; 9][..], &[last]].concat());
+        assert_eq!((below(0x7f), below(0)), (Some(i64::MIN), Some(0)));
+    }
+
+    #[test]
+    fn a_number_of_seven_bits_per_byte_that_is_too_large_is_refused() {
+        let uleb = |bytes: &[u8]| Reader::new(bytes, 0).uleb();
+        let sleb = |bytes: &[u8]| Reader::new(bytes, 0).sleb();
+        let with_last = |before: u8, count: usize, last: u8| {
+            let bytes = [&vec![before; count][..], &[last]].concat();
+            (uleb(&bytes), sleb(&bytes))
+        };
+        assert_eq!(with_last(0xff, 9, 2), (None, None), "bit 64");
+        assert_eq!(with_last(0xff, 9, 1), (Some(u64::MAX), None), "bit 63");
+        assert_eq!(with_last(0x80, 9, 0x7e), (None, None), "below the least");
+        assert_eq!(with_last(0x80, 15, 0), (Some(0), Some(0)), "the most bytes");
+        assert_eq!(with_last(0xff, 15, 0x7f), (None, Some(-1)), "the most bytes of a negative one");
+        assert_eq!(with_last(0x80, 16, 0), (None, None), "too many bytes");
+        assert_eq!(with_last(0x80, 1000, 0x7f), (None, None), "far too many bytes");
+        for count in 0..40 {
+            let bytes = vec![0xff; count];
+            assert_eq!((uleb(&bytes), sleb(&bytes)), (None, None), "{count} bytes without an end");
+            let mut reader = Reader::new(&bytes, 0);
+            let _ = reader.uleb();
+            assert!(reader.at() <= LEB_BYTES_MAX as usize);
+        }
     }
 
     #[test]
