@@ -131,24 +131,34 @@ impl Tables {
 
 /// Adds the tables of an object, if they have the usual form. The caller is called by the loader, so
 /// the object stays loaded meanwhile.
+///
+/// Reads only segments that are loaded and readable: a tool may have left a header behind whose
+/// section is gone, and code may be mapped without the right to read it.
 fn add_object(tables: &mut UnwindTables, info: &libc::dl_phdr_info, headers: &[libc::Elf64_Phdr]) {
     let base = info.dlpi_addr;
-    let range = |h: &libc::Elf64_Phdr| h.p_vaddr..h.p_vaddr + h.p_memsz;
+    let in_memory = |h: &libc::Elf64_Phdr| h.p_vaddr..h.p_vaddr.saturating_add(h.p_memsz);
     let loads = || headers.iter().filter(|h| h.p_type == libc::PT_LOAD);
+    // Tables are in the file. A segment may be longer in memory.
+    let readable = |address: u64| {
+        let mut parts = loads()
+            .filter(|h| h.p_flags & libc::PF_R != 0)
+            .map(|h| h.p_vaddr..h.p_vaddr.saturating_add(h.p_filesz.min(h.p_memsz)));
+        parts.find(|part| part.contains(&address))
+    };
     let Some(hdr) = headers.iter().find(|h| h.p_type == libc::PT_GNU_EH_FRAME) else { return };
-    let (Some(first), Some(last)) = (loads().next(), loads().next_back()) else { return };
+    let Some(hdr_segment) = readable(hdr.p_vaddr) else { return };
+    let hdr_range = in_memory(hdr);
+    if hdr_range.end > hdr_segment.end {
+        return;
+    }
     let is_permanent = is_permanent(info);
     let bytes = |part: Range<u64>| {
-        // SAFETY: mapped while the object is loaded.
-        let bytes: &'static [u8] = unsafe {
-            std::slice::from_raw_parts(
-                (base + part.start) as *const u8,
-                (part.end - part.start) as usize,
-            )
-        };
+        let start = base.wrapping_add(part.start) as *const u8;
+        let len = (part.end - part.start) as usize;
+        // SAFETY: inside a readable segment, which is mapped while the object is loaded.
+        let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(start, len) };
         if is_permanent { Bytes::Static(bytes) } else { Bytes::Copied(bytes.to_vec()) }
     };
-    let hdr_range = range(hdr);
     let hdr_bytes = bytes(hdr_range.clone());
     // The usual form: version 1, and eh_frame as a 4-byte offset from the field itself.
     if hdr_bytes.len() < 8 || hdr_bytes[..2] != [1, 0x1b] {
@@ -158,10 +168,14 @@ fn add_object(tables: &mut UnwindTables, info: &libc::dl_phdr_info, headers: &[l
     let eh_frame = (hdr_range.start + 4).wrapping_add_signed(offset.into());
     // Its length is not known at run time. It ends with its segment at the latest, and lookups go
     // through the table of the header.
-    let Some(segment) = loads().map(range).find(|r| r.contains(&eh_frame)) else { return };
+    let Some(segment) = readable(eh_frame) else { return };
     let eh_range = eh_frame..segment.end;
+    let Some(range) = loads().map(in_memory).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+    else {
+        return;
+    };
     tables.add(Module {
-        range: base + range(first).start..base + range(last).end,
+        range: base.wrapping_add(range.start)..base.wrapping_add(range.end),
         bias: base,
         eh_frame: Some((eh_range.clone(), bytes(eh_range))),
         eh_frame_hdr: Some((hdr_range, hdr_bytes)),
@@ -243,4 +257,160 @@ pub(super) fn own_stack(addresses: &mut [OwnAddress]) -> usize {
     // SAFETY: `visit` uses the argument, by its type, only during the call.
     unsafe { _Unwind_Backtrace(visit, (&raw mut collected).cast()) };
     collected.len
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::syscalls;
+    use std::ptr::null_mut;
+
+    const PAGE: u64 = 1 << 16;
+    /// Where the made object has its tables, before relocation.
+    const HDR: u64 = 0x100;
+    const HDR_BYTES: u64 = 20;
+    const EH_FRAME: u64 = 0x200;
+    /// Its function, in its second segment, which is not mapped readable.
+    const CODE: u64 = PAGE;
+
+    /// An object: a page with tables, and a page that cannot be read.
+    struct Made {
+        base: u64,
+        headers: Vec<libc::Elf64_Phdr>,
+    }
+
+    fn header(kind: u32, flags: u32, range: Range<u64>) -> libc::Elf64_Phdr {
+        let size = range.end - range.start;
+        libc::Elf64_Phdr {
+            p_type: kind,
+            p_flags: flags,
+            p_offset: 0,
+            p_vaddr: range.start,
+            p_paddr: 0,
+            p_filesz: size,
+            p_memsz: size,
+            p_align: 1,
+        }
+    }
+
+    impl Made {
+        fn new() -> Made {
+            let (bytes, protection) = (2 * PAGE as usize, libc::PROT_NONE);
+            // SAFETY: a new mapping, anywhere.
+            let memory = unsafe { syscalls::mmap_anonymous(null_mut(), bytes, protection, 0) };
+            let memory = memory.unwrap();
+            // SAFETY: the first page of the mapping.
+            let writable = unsafe {
+                libc::mprotect(memory, PAGE as usize, libc::PROT_READ | libc::PROT_WRITE)
+            };
+            assert_eq!(writable, 0);
+            let headers = vec![
+                header(libc::PT_LOAD, libc::PF_R, 0..PAGE),
+                header(libc::PT_LOAD, libc::PF_X, PAGE..2 * PAGE),
+                header(libc::PT_GNU_EH_FRAME, libc::PF_R, HDR..HDR + HDR_BYTES),
+            ];
+            let made = Made { base: memory as u64, headers };
+            let words = [
+                EH_FRAME.wrapping_sub(HDR + 4) as u32,
+                1,
+                CODE.wrapping_sub(HDR) as u32,
+                (EH_FRAME + 24).wrapping_sub(HDR) as u32,
+            ];
+            made.write(HDR, &[1, 0x1b, 0x03, 0x3b]);
+            made.write(HDR + 4, &words.map(u32::to_le_bytes).concat());
+            // The return address is 16 bytes above the stack pointer of x86_64, or that of aarch64.
+            let cfa: &[u8] = match Cpu::OWN {
+                Cpu::X86_64 => b"\x78\x10\x01\x1b\x0c\x07\x18\x90\x01\0",
+                Cpu::Aarch64 => b"\x78\x1e\x01\x1b\x0c\x1f\x18\x9e\x01\0",
+            };
+            made.write(EH_FRAME, &[&[20, 0, 0, 0, 0, 0, 0, 0], &b"\x01zR\0\x01"[..], cfa].concat());
+            let pc_relative = CODE.wrapping_sub(EH_FRAME + 32) as u32;
+            made.write(
+                EH_FRAME + 24,
+                &[16, 28, pc_relative, 0x100, 0].map(u32::to_le_bytes).concat(),
+            );
+            made
+        }
+
+        fn write(&self, at: u64, bytes: &[u8]) {
+            let to = std::ptr::with_exposed_provenance_mut((self.base + at) as usize);
+            assert!(at + bytes.len() as u64 <= PAGE);
+            // SAFETY: inside the first page.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        }
+
+        /// Returns the stack pointer of the caller of its function, as far as it is above.
+        fn frame_bytes(&self, name: &CStr) -> Option<u64> {
+            let info = libc::dl_phdr_info {
+                dlpi_addr: self.base,
+                dlpi_name: name.as_ptr(),
+                dlpi_phdr: self.headers.as_ptr(),
+                dlpi_phnum: self.headers.len() as u16,
+                dlpi_adds: 0,
+                dlpi_subs: 0,
+                dlpi_tls_modid: 0,
+                dlpi_tls_data: null_mut(),
+            };
+            let mut tables = UnwindTables::new(Cpu::OWN);
+            add_object(&mut tables, &info, &self.headers);
+            let at = CodeAddress::of_return(self.base + CODE + 8).unwrap();
+            let mut registers = symbols::Registers { pc: at.address(), sp: 0x1000, fp: 0, lr: 0 };
+            tables.caller(at, &mut registers, &mut |_| Some(0x1234)).ok()??;
+            Some(registers.sp - 0x1000)
+        }
+    }
+
+    impl Drop for Made {
+        fn drop(&mut self) {
+            let memory = std::ptr::with_exposed_provenance_mut(self.base as usize);
+            // SAFETY: the mapping of `new`.
+            unsafe { syscalls::munmap(memory, 2 * PAGE as usize) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn tables_are_read_only_in_readable_segments() {
+        for name in [c"", c"/a/library"] {
+            let frame = |change: &dyn Fn(&mut Made)| {
+                let mut made = Made::new();
+                change(&mut made);
+                made.frame_bytes(name)
+            };
+            assert_eq!(frame(&|_| {}), Some(24), "whole");
+            assert_eq!(frame(&|made| made.headers[0].p_flags = libc::PF_X), None, "no PF_R");
+            assert_eq!(frame(&|made| made.headers[0].p_filesz = 0), None, "not in the file");
+            // What the header of the tables says of itself.
+            for at in [PAGE, PAGE - 8, 2 * PAGE, 1 << 40, u64::MAX, u64::MAX - 8] {
+                assert_eq!(frame(&|made| made.headers[2].p_vaddr = at), None, "{at:#x}");
+            }
+            for size in [0, 7, PAGE, u64::MAX] {
+                assert_eq!(frame(&|made| made.headers[2].p_memsz = size), None, "{size:#x}");
+            }
+            // Where it says that `.eh_frame` is.
+            for to in [PAGE, 2 * PAGE - 1, 2 * PAGE, 1 << 30, 0u64.wrapping_sub(PAGE)] {
+                let offset = to.wrapping_sub(HDR + 4) as u32;
+                let found = frame(&|made| made.write(HDR + 4, &offset.to_le_bytes()));
+                assert_eq!(found, None, "{to:#x}");
+            }
+            // Where its table says that the entry is, and where the entry says that its CIE is.
+            for to in [0, EH_FRAME - 4, PAGE - 2, PAGE, 2 * PAGE, 0x7fff_ffff] {
+                let offset = to.wrapping_sub(HDR) as u32;
+                let found = frame(&|made| made.write(HDR + 16, &offset.to_le_bytes()));
+                assert_eq!(found, None, "{to:#x}");
+            }
+            for distance in [1, 0x7fff_ffff, u32::MAX] {
+                let distance = distance.to_le_bytes();
+                assert_eq!(frame(&|made| made.write(EH_FRAME + 28, &distance)), None);
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_without_segments_has_no_tables() {
+        let mut made = Made::new();
+        made.headers.retain(|header| header.p_type != libc::PT_LOAD);
+        assert_eq!(made.frame_bytes(c""), None);
+        made.headers.clear();
+        assert_eq!(made.frame_bytes(c""), None);
+    }
 }
