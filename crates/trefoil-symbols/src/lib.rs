@@ -33,4 +33,6 @@ mod unwind;
 pub use elf::{Elf, Section, Segment, Symbol};
 pub use file::{Call, SymbolFile, demangle};
 pub use frame::{FRAMES_SHOWN_MAX, Frame, FrameKind, Resolved, frame_kind, is_own_source, shown};
-pub use unwind::{Bytes, CodeAddress, Cpu, Module, NoCaller, Part, Registers, UnwindTables};
+pub use unwind::{
+    Bytes, CodeAddress, Cpu, Module, NoCaller, Part, RegisterValue, Registers, UnwindTables,
+};

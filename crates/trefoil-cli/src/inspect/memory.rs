@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use trefoil_symbols::{Cpu, Registers};
+use trefoil_symbols::{Cpu, RegisterValue, Registers};
 
 /// Bytes of a text that are read at most.
 const TEXT_BYTES_MAX: usize = 4096;
@@ -425,7 +425,13 @@ fn live_thread(tid: u32, text: &str) -> Thread {
         cpu: Cpu::OWN,
         tid,
         // /proc does not show the others. Few functions need them to find their caller.
-        registers: registers.map(|(sp, pc)| Registers { pc, sp, fp: 0, lr: 0 }),
+        registers: registers.map(|(sp, pc)| Registers {
+            pc,
+            sp,
+            fp: 0,
+            lr: 0,
+            rbx: RegisterValue::Unknown,
+        }),
         system_call: fields[0].parse().ok(),
     }
 }
@@ -467,13 +473,14 @@ fn core_thread(cpu: Cpu, contents: &[u8]) -> Option<Thread> {
     let register = |number: usize| u64_at(bytes, 8 * number);
     let (registers, system_call) = match cpu {
         Cpu::X86_64 => {
-            let [fp, orig_rax, pc, sp] = [4, 15, 16, 19].map(register);
-            (Registers { pc, sp, fp, lr: 0 }, system_call_number(orig_rax))
+            let [fp, rbx, orig_rax, pc, sp] = [4, 5, 15, 16, 19].map(register);
+            let rbx = RegisterValue::Known(rbx);
+            (Registers { pc, sp, fp, lr: 0, rbx }, system_call_number(orig_rax))
         }
         Cpu::Aarch64 => {
             let [fp, lr, sp, pc] = [29, 30, 31, 32].map(register);
             // A note of its own has the system call.
-            (Registers { pc, sp, fp, lr }, None)
+            (Registers { pc, sp, fp, lr, rbx: RegisterValue::Unknown }, None)
         }
     };
     Some(Thread { cpu, tid: u32_at(contents, 32), registers: Some(registers), system_call })
@@ -697,7 +704,7 @@ pub(super) mod tests {
         parse_notes(Cpu::Aarch64, &notes, &mut threads, &mut mappings);
         let [thread] = &threads[..] else { panic!("{} threads", threads.len()) };
         assert_eq!((thread.tid, thread.system_call), (7, Some(98)));
-        let Registers { pc, sp, fp, lr } = thread.registers.unwrap();
+        let Registers { pc, sp, fp, lr, .. } = thread.registers.unwrap();
         assert_eq!([fp, lr, sp, pc], [129, 130, 131, 132]);
         assert_eq!(system_call_number(u32::MAX.into()), None);
     }

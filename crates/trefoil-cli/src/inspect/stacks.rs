@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use trefoil_symbols::{
-    Bytes, CodeAddress, Cpu, Elf, Frame, Registers, Resolved, SymbolFile, UnwindTables, demangle,
-    shown,
+    Bytes, CodeAddress, Cpu, Elf, Frame, RegisterValue, Registers, Resolved, SymbolFile,
+    UnwindTables, demangle, shown,
 };
 
 use super::memory::{Process, read_elf};
@@ -135,7 +135,8 @@ impl Unwinder {
             if !self.is_after_call(pc) || (fp != 0 && fp <= at) {
                 continue;
             }
-            let registers = Registers { pc, sp: at + 16, fp, lr: pc };
+            let rbx = RegisterValue::Unknown;
+            let registers = Registers { pc, sp: at + 16, fp, lr: pc, rbx };
             let (rest, _) = self.unwind_from(registers, Innermost::Call, code, &mut word);
             if code.is_whole(&rest) {
                 frames.extend(rest);
@@ -188,22 +189,14 @@ impl Unwinder {
             } else {
                 None
             };
-            let caller = match stopped {
+            next = match stopped {
                 Some(stopped) => {
                     registers = stopped;
-                    stopped.pc
+                    // A goroutine that was stopped by a signal continues at this instruction,
+                    // which may be the first of a function.
+                    Some(CodeAddress::of_instruction(stopped.pc))
                 }
-                None => match self.tables.caller(at, &mut registers, word) {
-                    Ok(Some(caller)) => caller,
-                    _ => break,
-                },
-            };
-            // A goroutine that was stopped by a signal continues at this instruction, which may be
-            // the first of a function.
-            next = if in_trampoline {
-                Some(CodeAddress::of_instruction(caller))
-            } else {
-                CodeAddress::of_return(caller)
+                None => self.tables.caller(at, &mut registers, word).ok().flatten(),
             };
         }
         (frames, registers.sp)
@@ -250,7 +243,7 @@ impl Trampoline {
         let saved = registers.sp.wrapping_add(self.registers?);
         let mut register = |number: u64| word(saved.wrapping_add(8 * number));
         let [fp, lr, sp, pc] = [29, 30, 31, 32].map(&mut register);
-        Some(Registers { pc: pc?, sp: sp?, fp: fp?, lr: lr? })
+        Some(Registers { pc: pc?, sp: sp?, fp: fp?, lr: lr?, rbx: RegisterValue::Unknown })
     }
 }
 

@@ -16,7 +16,7 @@ use super::reference::Reference;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use trefoil_symbols::{CodeAddress, Cpu, NoCaller, Registers, UnwindTables};
+use trefoil_symbols::{CodeAddress, Cpu, NoCaller, RegisterValue, Registers, UnwindTables};
 
 const BIAS: u64 = 0x7f12_0000_0000;
 const STACK: Range<u64> = 0x7ffd_0000_0000..0x7ffd_0010_0000;
@@ -78,9 +78,11 @@ fn compare(path: &str, cpu: Cpu, step: usize) -> Option<(usize, BTreeMap<Differe
         let pc = BIAS + address;
         for at in [CodeAddress::of_instruction(pc), CodeAddress::of_return(pc + 1).unwrap()] {
             for fp in [SP + 0x400, 0, SP - 0x80, 0x1234] {
-                let before = Registers { pc: at.address(), sp: SP, fp, lr: BIAS + 0x4321 };
-                let registers = |found: Result<Option<u64>, NoCaller>, registers| {
-                    found.map(|caller| caller.map(|_| registers))
+                let (pc, lr, rbx) = (at.address(), BIAS + 0x4321, RegisterValue::Unknown);
+                let before = Registers { pc, sp: SP, fp, lr, rbx };
+                // framehop does not follow rbx.
+                let registers = |found: Result<Option<CodeAddress>, NoCaller>, after: Registers| {
+                    found.map(|caller| caller.map(|_| Registers { rbx, ..after }))
                 };
                 let mut after = before;
                 let own = registers(tables.caller(at, &mut after, &mut word), after);

@@ -52,7 +52,7 @@ impl Reference {
         at: CodeAddress,
         registers: &mut Registers,
         word: &mut dyn FnMut(u64) -> Option<u64>,
-    ) -> Result<Option<u64>, NoCaller> {
+    ) -> Result<Option<CodeAddress>, NoCaller> {
         let Registers { sp, fp, lr, .. } = *registers;
         let at = match at.to_look_up() == at.address() {
             true => FrameAddress::from_instruction_pointer(at.address()),
@@ -76,6 +76,6 @@ impl Reference {
         // Its slow path also returns the address 0, which ends a stack.
         let caller = caller.map_err(|_| NoCaller)?.filter(|&pc| pc != 0);
         registers.pc = caller.unwrap_or(0);
-        Ok(caller)
+        Ok(caller.and_then(CodeAddress::of_return))
     }
 }

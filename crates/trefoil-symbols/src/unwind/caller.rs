@@ -6,7 +6,7 @@
 use super::expression::evaluate;
 use super::row::{Cfa, Machine, Row, Rule};
 use super::table::Recipe;
-use super::{Cpu, NoCaller, Registers};
+use super::{Cpu, NoCaller, RegisterValue, Registers};
 
 /// How the frame was left whose caller is wanted.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,40 +23,50 @@ pub(super) struct Memory<'a> {
     pub(super) eh_frame: &'a dyn Fn() -> &'a [u8],
 }
 
-/// What a frame has: the registers of its caller, or None if it is the outermost one.
-type Caller = Result<Option<Registers>, NoCaller>;
+/// What is above a frame whose caller is not unknown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Above {
+    Caller,
+    /// Nothing: it is the outermost frame.
+    End,
+}
 
-impl Machine {
-    /// Returns the registers of the caller.
+impl Machine<'_> {
+    /// Makes the registers those of the caller, if there is one.
     #[inline]
-    pub(super) fn caller(
-        &self,
+    pub(super) fn enter_caller(
+        &mut self,
         recipe: &Recipe,
         state: FrameState,
         memory: &mut Memory<'_>,
-    ) -> Caller {
+    ) -> Result<Above, NoCaller> {
         match (recipe, state) {
-            (Recipe::Row(row), _) => self.caller_by_row(row, state, memory),
+            (Recipe::Row(row), _) => self.enter_caller_by_row(row, state, memory),
             (Recipe::NoFrameYet, FrameState::Stopped) => {
-                let Registers { sp, fp, lr, .. } = self.registers;
+                let Registers { sp, fp, lr, .. } = *self.registers;
                 let (return_address, sp) = match self.cpu {
                     Cpu::X86_64 => ((memory.word)(sp), sp.checked_add(8)),
                     Cpu::Aarch64 => (Some(lr), Some(sp)),
                 };
                 let return_address = return_address.ok_or(NoCaller)?;
                 let is_leaf = self.cpu == Cpu::Aarch64;
-                self.checked(return_address, sp.ok_or(NoCaller)?, fp, is_leaf)
+                self.set(return_address, sp.ok_or(NoCaller)?, fp, is_leaf)
             }
-            (Recipe::NoFrameYet | Recipe::FramePointer, _) => self.caller_by_frame_pointer(memory),
+            (Recipe::NoFrameYet | Recipe::FramePointer, _) => {
+                self.enter_caller_by_frame_pointer(memory)
+            }
         }
     }
 
     /// On both CPUs a frame pointer is the address of the caller's frame pointer, above which the
     /// return address is.
-    fn caller_by_frame_pointer(&self, memory: &mut Memory<'_>) -> Caller {
-        let Registers { fp, .. } = self.registers;
+    fn enter_caller_by_frame_pointer(
+        &mut self,
+        memory: &mut Memory<'_>,
+    ) -> Result<Above, NoCaller> {
+        let fp = self.registers.fp;
         if self.is_outermost() {
-            return Ok(None);
+            return Ok(Above::End);
         }
         let sp = fp.checked_add(16).ok_or(NoCaller)?;
         let return_address = (memory.word)(sp - 8).ok_or(NoCaller)?;
@@ -64,13 +74,18 @@ impl Machine {
         // Code of x86_64 may use the register for anything else, so there the caller's is unchecked.
         if self.cpu == Cpu::Aarch64 {
             if caller_fp == 0 {
-                return Ok(None);
+                return Ok(Above::End);
             }
             if caller_fp <= fp {
                 return Err(NoCaller);
             }
         }
-        self.checked(return_address, sp, caller_fp, false)
+        let above = self.set(return_address, sp, caller_fp, false)?;
+        if above == Above::Caller {
+            // The function may have saved it anywhere, and used it for anything else.
+            self.registers.rbx = RegisterValue::Unknown;
+        }
+        Ok(above)
     }
 
     /// Returns whether the frame pointer says that no frame is above. The outermost frame of x86_64
@@ -80,21 +95,26 @@ impl Machine {
     }
 
     #[inline]
-    fn caller_by_row(&self, row: &Row, state: FrameState, memory: &mut Memory<'_>) -> Caller {
-        let Registers { fp, lr, .. } = self.registers;
+    fn enter_caller_by_row(
+        &mut self,
+        row: &Row,
+        state: FrameState,
+        memory: &mut Memory<'_>,
+    ) -> Result<Above, NoCaller> {
+        let Registers { fp, lr, .. } = *self.registers;
         let is_unset = row.return_address == Rule::Unset;
         if row.return_address == Rule::Undefined || (is_unset && self.cpu == Cpu::X86_64) {
-            return Ok(None);
+            return Ok(Above::End);
         }
         let cfa = match row.cfa {
             Cfa::Register(number, offset) => {
                 if number == self.cpu.numbers().fp && self.is_outermost() {
-                    return Ok(None);
+                    return Ok(Above::End);
                 }
                 // Code that keeps its frame in another register may have left the frame pointer
                 // as it was.
-                let Some(value) = self.register(number) else {
-                    return self.caller_by_frame_pointer(memory);
+                let Some(value) = self.register(number, memory.word) else {
+                    return self.enter_caller_by_frame_pointer(memory);
                 };
                 value.checked_add_signed(offset.into())
             }
@@ -121,7 +141,37 @@ impl Machine {
             },
         };
         let return_address = return_address.ok_or(NoCaller)?;
-        self.checked(return_address, cfa, caller_fp.ok_or(NoCaller)?, is_leaf)
+        let caller_fp = caller_fp.ok_or(NoCaller)?;
+        let rbx = self.saved_rbx(row.rbx, cfa, memory);
+        let above = self.set(return_address, cfa, caller_fp, is_leaf)?;
+        if above == Above::End {
+            return Ok(above);
+        }
+        if let Some(rbx) = rbx {
+            self.registers.rbx = rbx;
+        }
+        if row.is_signal_frame {
+            // What was in it when the signal came is not in the table.
+            self.registers.lr = 0;
+        }
+        Ok(above)
+    }
+
+    /// Returns where the caller's rbx is, or None if this frame has not changed it.
+    #[inline]
+    fn saved_rbx(&self, rule: Rule, cfa: u64, memory: &mut Memory<'_>) -> Option<RegisterValue> {
+        match rule {
+            Rule::Unset | Rule::Same => None,
+            Rule::At(offset) => {
+                let address = cfa.wrapping_add_signed(offset.into());
+                // Below the stack pointer: the function has restored it already.
+                (address >= self.registers.sp).then_some(RegisterValue::SavedAt(address))
+            }
+            _ => Some(match self.computed(rule, cfa, memory) {
+                None => RegisterValue::Unknown,
+                Some(value) => RegisterValue::Known(value),
+            }),
+        }
     }
 
     /// Returns the value that a rule gives a register. None if it needs what is unknown.
@@ -139,7 +189,7 @@ impl Machine {
         let Memory { word, eh_frame } = memory;
         match rule {
             Rule::Is(offset) => cfa.checked_add_signed(offset.into()),
-            Rule::In(number) => self.register(number),
+            Rule::In(number) => self.register(number, word),
             Rule::AtExpression(at) => {
                 let address = evaluate(eh_frame(), at, Some(cfa), self, word)?;
                 word(address)
@@ -149,20 +199,32 @@ impl Machine {
         }
     }
 
-    /// Returns the caller's registers, unless the stack ends or its pointer does not grow. It may
-    /// stay only if the function is a leaf, which has no frame.
+    /// Sets the registers to the caller's, unless the stack ends or its pointer does not grow. It
+    /// may stay only if the function is a leaf, which has no frame.
     #[inline]
-    fn checked(&self, return_address: u64, sp: u64, fp: u64, is_leaf: bool) -> Caller {
-        let old = self.registers;
-        let (pc, lr) = match self.cpu {
-            Cpu::X86_64 => (return_address, old.lr),
-            Cpu::Aarch64 => (without_signature(return_address), without_signature(return_address)),
+    fn set(
+        &mut self,
+        return_address: u64,
+        sp: u64,
+        fp: u64,
+        is_leaf: bool,
+    ) -> Result<Above, NoCaller> {
+        let pc = match self.cpu {
+            Cpu::X86_64 => return_address,
+            Cpu::Aarch64 => without_signature(return_address),
         };
         if pc == 0 {
-            return Ok(None);
+            return Ok(Above::End);
         }
-        let grows = sp > old.sp || (sp == old.sp && is_leaf);
-        if grows { Ok(Some(Registers { pc, sp, fp, lr })) } else { Err(NoCaller) }
+        let old_sp = self.registers.sp;
+        if sp < old_sp || (sp == old_sp && !is_leaf) {
+            return Err(NoCaller);
+        }
+        if self.cpu == Cpu::Aarch64 {
+            self.registers.lr = pc;
+        }
+        (self.registers.pc, self.registers.sp, self.registers.fp) = (pc, sp, fp);
+        Ok(Above::Caller)
     }
 }
 

@@ -17,6 +17,8 @@ pub(super) struct Cie<'a> {
     pub(super) return_address: u16,
     /// How its functions' addresses are encoded.
     pub(super) encoding: Encoding,
+    /// Whether its functions return to the instruction that a signal has interrupted.
+    pub(super) is_signal_frame: bool,
     /// Whether its FDEs have augmentation data.
     has_data: bool,
     /// Run before those of a function.
@@ -121,35 +123,54 @@ fn cie(mut reader: Reader<'_>) -> Option<Cie<'_>> {
     let code_factor = reader.uleb()?;
     let data_factor = reader.sleb()?;
     let return_address = if version == 1 { reader.u8()?.into() } else { reader.register()? };
-    let mut encoding = Encoding::ABSOLUTE;
+    let mut said = Augmentation { encoding: Encoding::ABSOLUTE, is_signal_frame: false };
     if has_data {
         let size = reader.uleb()?;
-        encoding = address_encoding(augmentation, reader.split(size)?)?;
+        said = Augmentation::read(augmentation, reader.split(size)?)?;
     }
+    let Augmentation { encoding, is_signal_frame } = said;
     let instructions = reader;
-    Some(Cie { code_factor, data_factor, return_address, encoding, has_data, instructions })
+    Some(Cie {
+        code_factor,
+        data_factor,
+        return_address,
+        encoding,
+        is_signal_frame,
+        has_data,
+        instructions,
+    })
 }
 
-/// Returns how addresses are encoded, by the letters after `z` and the data that belongs to them.
-fn address_encoding(mut letters: Reader<'_>, mut data: Reader<'_>) -> Option<Encoding> {
-    let mut encoding = Encoding::ABSOLUTE;
-    loop {
-        match letters.u8()? {
-            b'R' => encoding = Encoding(data.u8()?),
-            // The encoding of the pointers to tables for exceptions.
-            b'L' => drop(data.u8()?),
-            // The function that reads those tables.
-            b'P' => {
-                let personality = Encoding(data.u8()?);
-                if personality != Encoding::OMITTED {
-                    data.pointer(personality.number(), 0, None)?;
+/// What the letters after `z` say.
+struct Augmentation {
+    encoding: Encoding,
+    is_signal_frame: bool,
+}
+
+impl Augmentation {
+    /// Reads the letters and the data that belongs to them.
+    fn read(mut letters: Reader<'_>, mut data: Reader<'_>) -> Option<Augmentation> {
+        let mut said = Augmentation { encoding: Encoding::ABSOLUTE, is_signal_frame: false };
+        loop {
+            match letters.u8()? {
+                b'R' => said.encoding = Encoding(data.u8()?),
+                // The encoding of the pointers to tables for exceptions.
+                b'L' => drop(data.u8()?),
+                // The function that reads those tables.
+                b'P' => {
+                    let personality = Encoding(data.u8()?);
+                    if personality != Encoding::OMITTED {
+                        data.pointer(personality.number(), 0, None)?;
+                    }
                 }
+                b'S' => said.is_signal_frame = true,
+                // Return addresses that are signed by the second key of aarch64. Tagged memory of
+                // aarch64. Neither has data.
+                b'B' | b'G' => {}
+                // The end, or a letter that has no meaning here: with it, the data after it has
+                // none.
+                _ => return Some(said),
             }
-            // A frame of a signal handler's caller. Return addresses that are signed by the second
-            // key of aarch64. Tagged memory of aarch64. None of them has data.
-            b'S' | b'B' | b'G' => {}
-            // The end, or a letter that has no meaning here: with it, the data after it has none.
-            _ => return Some(encoding),
         }
     }
 }

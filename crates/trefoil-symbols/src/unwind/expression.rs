@@ -49,7 +49,7 @@ pub(super) fn evaluate(
     section: &[u8],
     at: u32,
     first: Option<u64>,
-    machine: &Machine,
+    machine: &Machine<'_>,
     word: &mut dyn FnMut(u64) -> Option<u64>,
 ) -> Option<u64> {
     let mut reader = Reader::new(section, at as usize);
@@ -83,7 +83,7 @@ pub(super) fn evaluate(
                     0x92 => reader.register()?,
                     _ => (operation - 0x70).into(),
                 };
-                machine.register(number)?.wrapping_add_signed(reader.sleb()?)
+                machine.register(number, word)?.wrapping_add_signed(reader.sleb()?)
             }
             // dup, over, pick
             0x12 => stack.below_top(0)?,

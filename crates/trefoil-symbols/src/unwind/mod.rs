@@ -29,7 +29,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use caller::{FrameState, Memory};
+use caller::{Above, FrameState, Memory};
 use row::Machine;
 use std::ops::{Deref, Range};
 use table::{Recipe, Table};
@@ -69,6 +69,20 @@ pub struct Registers {
     /// x30: the return address of the running function of aarch64, if it calls no other function.
     /// 0 if unknown, and on x86_64.
     pub lr: u64,
+    /// rbx, by which a few functions of x86_64 find their frame.
+    pub rbx: RegisterValue,
+}
+
+/// The value of a register that few functions need to find their caller.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum RegisterValue {
+    /// It is lost, or the CPU has no such register.
+    #[default]
+    Unknown,
+    /// It is this value.
+    Known(u64),
+    /// It is on the stack at this address, from where it is read when it is needed.
+    SavedAt(u64),
 }
 
 /// A code address on a stack.
@@ -200,15 +214,15 @@ impl UnwindTables {
         self.cache.fill(Cached::NONE);
     }
 
-    /// Returns the return address of the frame at `at`, whose registers these are, and makes the
-    /// registers those of its caller. Returns None at the end of the stack. `word` returns a word
-    /// of the stack.
+    /// Returns where the caller of the frame at `at` is, whose registers these are, and makes the
+    /// registers those of the caller. That is a return address, or the instruction that a signal
+    /// has interrupted. Returns None at the end of the stack. `word` returns a word of the stack.
     pub fn caller(
         &mut self,
         at: CodeAddress,
         registers: &mut Registers,
         word: &mut dyn FnMut(u64) -> Option<u64>,
-    ) -> Result<Option<u64>, NoCaller> {
+    ) -> Result<Option<CodeAddress>, NoCaller> {
         let address = at.to_look_up();
         let slot = slot(address);
         if self.cache[slot].address != address {
@@ -216,15 +230,18 @@ impl UnwindTables {
         }
         let Cached { recipe, table, .. } = &self.cache[slot];
         let eh_frame = || self.tables.get(*table as usize).map_or(&[][..], Table::eh_frame);
-        let machine =
-            Machine { cpu: self.cpu, registers: Registers { pc: at.address, ..*registers } };
+        let mut machine = Machine { cpu: self.cpu, pc: at.address, registers };
         let memory = &mut Memory { word, eh_frame: &eh_frame };
-        match machine.caller(recipe, at.state(), memory)? {
-            Some(caller) => *registers = caller,
-            None => registers.pc = 0,
+        match machine.enter_caller(recipe, at.state(), memory)? {
+            Above::Caller => {
+                let is_return = !recipe.is_signal_frame();
+                Ok(Some(CodeAddress { address: registers.pc, is_return }))
+            }
+            Above::End => {
+                registers.pc = 0;
+                Ok(None)
+            }
         }
-        let is_end = registers.pc == 0;
-        Ok((!is_end).then_some(registers.pc))
     }
 
     /// Returns how the caller of the function at an address is found.

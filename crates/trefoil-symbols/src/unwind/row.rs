@@ -2,10 +2,12 @@
 //! that address: how the caller's registers are found.
 //!
 //! Only the registers by which callers are found have rules here. Those of others are read over.
+//! rbx of x86_64 is one of them: functions that align the stack pointer at run time find their frame
+//! by it, as `_dl_runtime_resolve` of glibc.
 
 use super::entry::Entry;
 use super::reader::Reader;
-use super::{Cpu, Registers};
+use super::{Cpu, RegisterValue, Registers};
 
 /// How many rows `DW_CFA_remember_state` can keep.
 const REMEMBERED_MAX: usize = 8;
@@ -46,12 +48,31 @@ pub(super) struct Row {
     pub(super) cfa: Cfa,
     pub(super) fp: Rule,
     pub(super) return_address: Rule,
+    /// Of rbx. Unset on aarch64.
+    pub(super) rbx: Rule,
+    /// Whether the caller was interrupted by a signal, instead of calling.
+    pub(super) is_signal_frame: bool,
 }
 
 impl Row {
     /// The row before the first instruction, which no table ends with.
-    const NONE: Row =
-        Row { cfa: Cfa::Register(u16::MAX, 0), fp: Rule::Unset, return_address: Rule::Unset };
+    const NONE: Row = Row {
+        cfa: Cfa::Register(u16::MAX, 0),
+        fp: Rule::Unset,
+        return_address: Rule::Unset,
+        rbx: Rule::Unset,
+        is_signal_frame: false,
+    };
+
+    /// Returns the rule of a register, if it has one here.
+    fn rule(&mut self, register: u16, numbers: Numbers) -> Option<&mut Rule> {
+        match register {
+            _ if register == numbers.fp => Some(&mut self.fp),
+            _ if register == numbers.return_address => Some(&mut self.return_address),
+            _ if Some(register) == numbers.rbx => Some(&mut self.rbx),
+            _ => None,
+        }
+    }
 }
 
 /// The numbers that tables give the registers of a CPU.
@@ -60,36 +81,50 @@ pub(super) struct Numbers {
     pub(super) sp: u16,
     pub(super) fp: u16,
     pub(super) return_address: u16,
+    /// None on aarch64.
+    pub(super) rbx: Option<u16>,
 }
 
 impl Cpu {
     pub(super) fn numbers(self) -> Numbers {
         match self {
-            Cpu::X86_64 => Numbers { sp: 7, fp: 6, return_address: 16 },
-            Cpu::Aarch64 => Numbers { sp: 31, fp: 29, return_address: 30 },
+            Cpu::X86_64 => Numbers { sp: 7, fp: 6, return_address: 16, rbx: Some(3) },
+            Cpu::Aarch64 => Numbers { sp: 31, fp: 29, return_address: 30, rbx: None },
         }
     }
 }
 
 /// A CPU with the registers of a frame.
-#[derive(Clone, Copy)]
-pub(super) struct Machine {
+pub(super) struct Machine<'a> {
     pub(super) cpu: Cpu,
-    pub(super) registers: Registers,
+    /// The program counter, also where the registers have another one.
+    pub(super) pc: u64,
+    pub(super) registers: &'a mut Registers,
 }
 
-impl Machine {
-    /// Returns the value of a register by its number, if it is one of those that are known.
-    pub(super) fn register(&self, number: u16) -> Option<u64> {
-        let Registers { pc, sp, fp, lr } = self.registers;
+impl Machine<'_> {
+    /// Returns the value of a register by its number, if it is one of those that are known. `word`
+    /// reads the one that is on the stack.
+    #[inline]
+    pub(super) fn register(
+        &self,
+        number: u16,
+        word: &mut dyn FnMut(u64) -> Option<u64>,
+    ) -> Option<u64> {
+        let Registers { sp, fp, lr, rbx, .. } = *self.registers;
         let numbers = self.cpu.numbers();
         match number {
             _ if number == numbers.sp => Some(sp),
             _ if number == numbers.fp => Some(fp),
             _ if number == numbers.return_address => Some(match self.cpu {
-                Cpu::X86_64 => pc,
+                Cpu::X86_64 => self.pc,
                 Cpu::Aarch64 => lr,
             }),
+            _ if Some(number) == numbers.rbx => match rbx {
+                RegisterValue::Unknown => None,
+                RegisterValue::Known(value) => Some(value),
+                RegisterValue::SavedAt(address) => word(address),
+            },
             _ => None,
         }
     }
@@ -115,7 +150,7 @@ pub(super) fn row_at(entry: &Entry<'_>, cpu: Cpu, section: u64, address: u64) ->
         cpu,
         numbers: cpu.numbers(),
         factor: entry.cie.data_factor,
-        row: Row::NONE,
+        row: Row { is_signal_frame: entry.cie.is_signal_frame, ..Row::NONE },
         initial: None,
         remembered: [Row::NONE; REMEMBERED_MAX],
         remembered_len: 0,
@@ -275,20 +310,16 @@ impl Program {
     }
 
     fn set(&mut self, register: u16, rule: Rule) {
-        if register == self.numbers.fp {
-            self.row.fp = rule;
-        } else if register == self.numbers.return_address {
-            self.row.return_address = rule;
+        if let Some(now) = self.row.rule(register, self.numbers) {
+            *now = rule;
         }
     }
 
     /// Gives a register the rule that the functions of the CIE begin with.
     fn restore(&mut self, register: u16) -> Option<()> {
-        let initial = self.initial?;
-        if register == self.numbers.fp {
-            self.row.fp = initial.fp;
-        } else if register == self.numbers.return_address {
-            self.row.return_address = initial.return_address;
+        let initial = self.initial?.rule(register, self.numbers).copied();
+        if let Some(initial) = initial {
+            self.set(register, initial);
         }
         Some(())
     }

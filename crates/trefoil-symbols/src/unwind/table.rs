@@ -19,6 +19,14 @@ pub(super) enum Recipe {
     Row(Row),
 }
 
+impl Recipe {
+    /// Returns whether the caller was interrupted by a signal.
+    #[inline]
+    pub(super) fn is_signal_frame(&self) -> bool {
+        matches!(self, Recipe::Row(Row { is_signal_frame: true, .. }))
+    }
+}
+
 pub(super) struct Table {
     range: Range<u64>,
     bias: u64,

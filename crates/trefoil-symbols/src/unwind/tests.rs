@@ -26,7 +26,8 @@ fn word(address: u64) -> Option<u64> {
 }
 
 fn registers(cpu: Cpu) -> Registers {
-    Registers { pc: 0, sp: SP, fp: FP, lr: if cpu == Cpu::Aarch64 { LR } else { 0 } }
+    let lr = if cpu == Cpu::Aarch64 { LR } else { 0 };
+    Registers { pc: 0, sp: SP, fp: FP, lr, rbx: RegisterValue::Unknown }
 }
 
 /// Returns an entry: its size, and what follows.
@@ -104,13 +105,13 @@ fn found(
     mut registers: Registers,
 ) -> Result<Option<Registers>, NoCaller> {
     let caller = tables.caller(at, &mut registers, &mut word)?;
-    assert_eq!(caller.unwrap_or(0), registers.pc);
+    assert_eq!(caller.map_or(0, CodeAddress::address), registers.pc);
     Ok(caller.map(|_| registers))
 }
 
 /// Returns the registers of a caller on x86_64.
 fn x86(pc: u64, sp: u64, fp: u64) -> Result<Option<Registers>, NoCaller> {
-    Ok(Some(Registers { pc, sp, fp, lr: 0 }))
+    Ok(Some(Registers { pc, sp, fp, lr: 0, rbx: RegisterValue::Unknown }))
 }
 
 #[test]
@@ -151,7 +152,7 @@ fn each_instruction_of_x86_64_does_what_dwarf_says() {
     assert_eq!(caller(&[0x86, 2, 0x07, 6]), plain, "undefined");
     assert_eq!(caller(&[0x2e, 16]), plain, "GNU_args_size");
     assert_eq!(caller(&[0x0a, 0x0e, 32, 0x0b]), plain, "remember_state, restore_state");
-    let others = [0x83, 2, 0x8c, 3, 0x08, 12, 0x07, 3, 0x09, 3, 12, 0x10, 3, 1, 0x30, 0xc3];
+    let others = [0x82, 2, 0x8c, 3, 0x08, 12, 0x07, 2, 0x09, 2, 12, 0x10, 2, 1, 0x30, 0xc2];
     assert_eq!(caller(&others), plain, "other registers");
 }
 
@@ -226,7 +227,7 @@ fn a_frame_in_an_unknown_register_is_left_by_the_frame_pointer() {
 #[test]
 fn a_function_of_aarch64_returns_by_its_register_only_while_it_is_stopped() {
     let caller_of = |instructions: &[u8]| caller(Cpu::Aarch64, instructions);
-    let arm = |pc, sp, fp| Ok(Some(Registers { pc, sp, fp, lr: pc }));
+    let arm = |pc, sp, fp| Ok(Some(Registers { pc, lr: pc, sp, fp, rbx: RegisterValue::Unknown }));
     assert_eq!(caller_of(&[]), arm(LR, SP, FP));
     assert_eq!(caller_of(&[0x0e, 32]), arm(LR, SP + 32, FP));
     assert_eq!(caller_of(&[0x2d, 0x2c]), arm(LR, SP, FP), "signed return addresses");
@@ -325,6 +326,112 @@ fn the_frame_of_a_signal_handler_is_passed() {
     let found =
         found(&mut tables(Cpu::X86_64, module(section)), stopped(FUNCTION), registers(Cpu::X86_64));
     assert_eq!(found, x86(saved(SP + 0xa8), saved(SP + 0xa0), saved(SP + 0x78)));
+}
+
+#[test]
+fn the_caller_of_a_signal_frame_is_the_interrupted_instruction() {
+    for cpu in [Cpu::X86_64, Cpu::Aarch64] {
+        let (cfa, at_cfa): (&[u8], &[u8]) = match cpu {
+            Cpu::X86_64 => (&[0x0c, 7, 64], &[0x80 | 16, 1]),
+            Cpu::Aarch64 => (&[0x0c, 31, 64], &[0x80 | 30, 1]),
+        };
+        let interrupted = |augmentation: &[u8]| {
+            let mut section = cie(cpu, augmentation, &[1, 0x1b]);
+            let instructions = [cfa, at_cfa].concat();
+            add_function(&mut section, FUNCTION, &instructions);
+            let mut tables = tables(cpu, module(section));
+            let at = CodeAddress::of_return(BIAS + FUNCTION + 8).unwrap();
+            let mut after = registers(cpu);
+            (tables.caller(at, &mut after, &mut word).unwrap().unwrap(), after)
+        };
+        let (at, after) = interrupted(b"\x01zRS\0");
+        assert_eq!(at, CodeAddress::of_instruction(saved(SP + 56)));
+        assert_eq!((at.to_look_up(), at.address()), (after.pc, after.pc));
+        assert_eq!((after.sp, after.lr), (SP + 64, 0), "the link register is unknown");
+        let (at, after) = interrupted(b"\x01zR\0");
+        assert_eq!(at, CodeAddress::of_return(saved(SP + 56)).unwrap());
+        assert_eq!(at.to_look_up(), after.pc - 1);
+        // Such an instruction may be the first of a function: its row counts, not the one before.
+        let mut section = usual_cie(cpu);
+        add_function(&mut section, FUNCTION, &[0x0e, 32]);
+        add_function(&mut section, FUNCTION + FUNCTION_BYTES, &[0x0e, 48]);
+        let mut tables = UnwindTables::new(cpu);
+        tables.add(module(section));
+        let mut sp = |at| found(&mut tables, at, registers(cpu)).unwrap().unwrap().sp - SP;
+        assert_eq!(sp(stopped(FUNCTION + FUNCTION_BYTES)), 48);
+    }
+}
+
+/// The caller's rbx, and its value, in a function that has called.
+fn caller_rbx(instructions: &[u8], rbx: RegisterValue) -> RegisterValue {
+    let at = CodeAddress::of_return(BIAS + FUNCTION + FUNCTION_BYTES / 2).unwrap();
+    let mut tables = tables(Cpu::X86_64, module(section(Cpu::X86_64, instructions)));
+    found(&mut tables, at, Registers { rbx, ..registers(Cpu::X86_64) }).unwrap().unwrap().rbx
+}
+
+#[test]
+fn rbx_is_found_by_each_rule() {
+    use RegisterValue::{Known, SavedAt, Unknown};
+    for rbx in [Unknown, Known(7), SavedAt(SP + 0x40)] {
+        assert_eq!(caller_rbx(&[0x0e, 32], rbx), rbx, "unset");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x08, 3], rbx), rbx, "same_value");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x83, 2, 0xc3], rbx), rbx, "restore");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x83, 2, 0x06, 3], rbx), rbx, "restore_extended");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x83, 5], rbx), rbx, "popped already");
+        let remembered = [0x0a, 0x83, 2, 0x0b, 0x0e, 32];
+        assert_eq!(caller_rbx(&remembered, rbx), rbx, "remember_state, restore_state");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x83, 3], rbx), SavedAt(SP + 8), "offset");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x07, 3], rbx), Unknown, "undefined");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x14, 3, 1], rbx), Known(SP + 24), "val_offset");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x09, 3, 6], rbx), Known(FP), "register");
+        assert_eq!(caller_rbx(&[0x0e, 32, 0x09, 3, 12], rbx), Unknown, "an unknown register");
+        let expression = [0x0e, 32, 0x10, 3, 2, 0x77, 0x10];
+        assert_eq!(caller_rbx(&expression, rbx), Known(saved(SP + 16)), "expression");
+        let expression = [0x0e, 32, 0x16, 3, 2, 0x77, 0x10];
+        assert_eq!(caller_rbx(&expression, rbx), Known(SP + 16), "val_expression");
+        let unreadable = [0x0e, 32, 0x10, 3, 2, 0x30, 0x96];
+        assert_eq!(caller_rbx(&unreadable, rbx), Unknown, "outside the stack");
+    }
+}
+
+#[test]
+fn a_frame_in_rbx_is_left_by_it() {
+    use RegisterValue::{Known, SavedAt, Unknown};
+    let by_rbx: &[u8] = &[0x0c, 3, 16];
+    let by_expression: &[u8] = &[0x0f, 4, 0x73, 0, 0x23, 16];
+    for instructions in [by_rbx, by_expression] {
+        let mut tables = tables(Cpu::X86_64, module(section(Cpu::X86_64, instructions)));
+        let mut by = |rbx, word: &mut dyn FnMut(u64) -> Option<u64>| {
+            let mut after = Registers { rbx, ..registers(Cpu::X86_64) };
+            tables.caller(stopped(FUNCTION), &mut after, word).ok()?.map(|_| after)
+        };
+        let rbx = SP + 0x100;
+        let expected = |rbx_after| {
+            let after = x86(saved(rbx_after + 8), rbx_after + 16, FP).unwrap().unwrap();
+            move |rbx| Some(Registers { rbx, ..after })
+        };
+        assert_eq!(by(Known(rbx), &mut word), expected(rbx)(Known(rbx)));
+        // The word at an address tells the address, so rbx is made to point into the stack.
+        let mut with_rbx = |address| if address == SP + 8 { Some(rbx) } else { word(address) };
+        assert_eq!(by(SavedAt(SP + 8), &mut with_rbx), expected(rbx)(SavedAt(SP + 8)));
+        let unknown = [by(Unknown, &mut word), by(SavedAt(8), &mut word)];
+        let by_frame_pointer = (instructions == by_rbx).then_some(FP + 16);
+        assert_eq!(unknown.map(|after| after.map(|after| after.sp)), [by_frame_pointer; 2]);
+        let fits = by(Known(u64::MAX), &mut word);
+        assert_eq!(fits, None, "outside the stack");
+    }
+}
+
+#[test]
+fn rbx_is_unknown_above_a_frame_that_is_left_by_the_frame_pointer() {
+    let mut tables = UnwindTables::new(Cpu::X86_64);
+    let before = Registers { rbx: RegisterValue::Known(7), ..registers(Cpu::X86_64) };
+    let after = found(&mut tables, stopped(FUNCTION), before).unwrap().unwrap();
+    assert_eq!((after.sp, after.rbx), (FP + 16, RegisterValue::Unknown));
+    // Code that has no frame yet has not saved it.
+    tables.add(module(section(Cpu::X86_64, &[])));
+    let after = found(&mut tables, stopped(FUNCTION + FUNCTION_BYTES), before).unwrap().unwrap();
+    assert_eq!((after.sp, after.rbx), (SP + 8, before.rbx));
 }
 
 #[test]
@@ -534,7 +641,12 @@ fn damaged_tables_and_stacks_cost_callers_only() {
         for _ in 0..8 {
             let at = BIAS + FUNCTION + random(0x1000) as u64;
             let mut any = || [0, 8, SP, FP, STACK.end, 1 << 63, u64::MAX, u64::MAX - 7][random(8)];
-            let mut registers = Registers { pc: any(), sp: any(), fp: any(), lr: any() };
+            let rbx = match any() {
+                0 => RegisterValue::Unknown,
+                value if value % 16 == 8 => RegisterValue::Known(value),
+                address => RegisterValue::SavedAt(address),
+            };
+            let mut registers = Registers { pc: any(), sp: any(), fp: any(), lr: any(), rbx };
             let at = match registers.pc % 16 {
                 0 => CodeAddress::of_instruction(at),
                 _ => CodeAddress::of_return(at).unwrap(),
@@ -545,7 +657,9 @@ fn damaged_tables_and_stacks_cost_callers_only() {
                 number => Some(values[number as usize]),
             };
             match tables.caller(at, &mut registers, &mut word) {
-                Ok(Some(pc)) => assert!(pc == registers.pc && registers.sp >= before.sp),
+                Ok(Some(next)) => {
+                    assert!(next.address() == registers.pc && registers.sp >= before.sp);
+                }
                 Ok(None) => assert_eq!(registers, Registers { pc: 0, ..before }),
                 Err(NoCaller) => assert_eq!(registers, before),
             }

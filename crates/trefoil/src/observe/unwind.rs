@@ -16,18 +16,22 @@ use crate::sched::g::{G, Status};
 use crate::sys::objects::{self, Version};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
-use trefoil_symbols::{self as symbols, Bytes, CodeAddress, Cpu, Module, UnwindTables};
+use trefoil_symbols::{
+    self as symbols, Bytes, CodeAddress, Cpu, Module, RegisterValue, UnwindTables,
+};
 
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
 
 /// The registers as the unwinder takes them.
-fn for_unwinder(Registers { pc, sp, fp, lr }: Registers) -> symbols::Registers {
-    symbols::Registers { pc, sp, fp, lr }
+fn for_unwinder(Registers { pc, sp, fp, lr, rbx }: Registers) -> symbols::Registers {
+    symbols::Registers { pc, sp, fp, lr, rbx: RegisterValue::Known(rbx) }
 }
 
 /// Bytes of the frame of `arch::call_on` above its frame pointer.
 const CALL_ON_BYTES: u64 = if cfg!(target_arch = "x86_64") { 16 } else { 32 };
+/// How far below its frame pointer it saves rbx of x86_64.
+const CALL_ON_RBX_BELOW: u64 = 8;
 
 /// The unwind tables of all objects that were loaded at one moment.
 pub(super) struct Tables {
@@ -64,8 +68,8 @@ impl Tables {
         let mut at = CodeAddress::of_instruction(registers.pc);
         let mut frames = vec![at.to_look_up()];
         while frames.len() < FRAMES_MAX {
-            let is_preempted = in_trampoline(at.address() as usize);
-            if is_preempted && let Some(stopped) = trampoline_caller(registers.sp, &mut *word) {
+            let in_trampoline = in_trampoline(at.address() as usize);
+            if in_trampoline && let Some(stopped) = trampoline_caller(registers.sp, &mut *word) {
                 registers = for_unwinder(stopped);
                 at = CodeAddress::of_instruction(registers.pc);
                 frames.push(at.to_look_up());
@@ -78,17 +82,12 @@ impl Tables {
                 Err(_) if caller.contains(&registers.fp) && !caller.contains(&registers.sp) => {
                     let frame = registers.fp;
                     let (Some(fp), Some(pc)) = (word(frame), word(frame + 8)) else { break };
-                    registers = symbols::Registers { pc, sp: frame + CALL_ON_BYTES, fp, lr: pc };
-                    Some(pc)
+                    let rbx = RegisterValue::SavedAt(frame.wrapping_sub(CALL_ON_RBX_BELOW));
+                    let sp = frame + CALL_ON_BYTES;
+                    registers = symbols::Registers { pc, sp, fp, lr: pc, rbx };
+                    CodeAddress::of_return(pc)
                 }
                 Err(_) => break,
-            };
-            // A goroutine that was stopped by a signal continues at this instruction, which may be
-            // the first of a function. Any other address is that of the instruction after a call.
-            let next = match next {
-                Some(pc) if is_preempted => Some(CodeAddress::of_instruction(pc)),
-                Some(pc) => CodeAddress::of_return(pc),
-                None => None,
             };
             let Some(next) = next else { break };
             at = next;
@@ -354,7 +353,8 @@ mod tests {
             let mut tables = UnwindTables::new(Cpu::OWN);
             add_object(&mut tables, &info, &self.headers);
             let at = CodeAddress::of_return(self.base + CODE + 8).unwrap();
-            let mut registers = symbols::Registers { pc: at.address(), sp: 0x1000, fp: 0, lr: 0 };
+            let (sp, rbx) = (0x1000, RegisterValue::Unknown);
+            let mut registers = symbols::Registers { pc: at.address(), sp, fp: 0, lr: 0, rbx };
             tables.caller(at, &mut registers, &mut |_| Some(0x1234)).ok()??;
             Some(registers.sp - 0x1000)
         }

@@ -56,7 +56,7 @@ const RING_WORDS: u64 = 1 << 20;
 /// Words of a stack that are copied at most. Frames further out are missing in the profile.
 const STACK_WORDS_MAX: usize = 8 << 10;
 /// Words before the stack.
-const HEAD_WORDS: usize = 12;
+const HEAD_WORDS: usize = 13;
 /// Bytes of an M's own stack above the frame of [`attach`] that are copied too.
 const OUTER_BYTES: usize = 1024;
 /// Bytes below the frame of `M::on_own_context` that are copied too: the frame of the call.
@@ -241,6 +241,7 @@ unsafe fn write(
         registers.sp,
         registers.fp,
         registers.lr,
+        registers.rbx,
         stack[0].start as u64,
         stack[1].start as u64,
         stack[0].words as u64 | (stack[1].words as u64) << 32,
@@ -280,7 +281,7 @@ pub(crate) fn take() -> Option<Sample> {
     }
     let len = first & u64::from(u32::MAX);
     let head = |i: u64| RING.get(tail + i);
-    let words = [head(10) & u64::from(u32::MAX), head(10) >> 32];
+    let words = [head(11) & u64::from(u32::MAX), head(11) >> 32];
     let second = HEAD_WORDS as u64 + words[0];
     let part = |from: u64, words: u64| (from..from + words).map(head).collect::<Vec<u64>>();
     let sample = Sample {
@@ -289,12 +290,12 @@ pub(crate) fn take() -> Option<Sample> {
         session: (first >> 48) as u8,
         is_cut: first & CUT != 0,
         value: head(1),
-        nanos: head(11),
+        nanos: head(12),
         id: head(2),
         // SAFETY: the writer stored it, and the word is taken from the ring once.
         labels: unsafe { LabelRef::from_word(head(3)) },
-        registers: Registers { pc: head(4), sp: head(5), fp: head(6), lr: head(7) },
-        stack: [(head(8), part(HEAD_WORDS as u64, words[0])), (head(9), part(second, words[1]))],
+        registers: Registers { pc: head(4), sp: head(5), fp: head(6), lr: head(7), rbx: head(8) },
+        stack: [(head(9), part(HEAD_WORDS as u64, words[0])), (head(10), part(second, words[1]))],
     };
     (tail..tail + len).for_each(|at| RING.set(at, 0));
     // Release: pairs with the Acquire in `reserve`.

@@ -399,6 +399,8 @@ pub struct Registers {
     pub fp: u64,
     /// The link register, x30.
     pub lr: u64,
+    /// aarch64 has no rbx: 0.
+    pub rbx: u64,
 }
 
 impl Registers {
@@ -412,21 +414,21 @@ impl Registers {
                 pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp, lr = out(reg) lr,
                 options(nomem, nostack, preserves_flags))
         }
-        Registers { pc, sp, fp, lr }
+        Registers { pc, sp, fp, lr, rbx: 0 }
     }
 
     /// Returns the registers that a signal has interrupted.
     #[inline]
     pub fn interrupted(context: &libc::ucontext_t) -> Registers {
         let m = &context.uc_mcontext;
-        Registers { pc: m.pc, sp: m.sp, fp: m.regs[29], lr: m.regs[30] }
+        Registers { pc: m.pc, sp: m.sp, fp: m.regs[29], lr: m.regs[30], rbx: 0 }
     }
 
     /// Returns the registers of the code that is suspended in [`switch`] at `sp`.
     #[inline]
     pub fn suspended(sp: u64, mut read: impl FnMut(u64) -> Option<u64>) -> Option<Registers> {
         let (fp, lr) = (read(sp)?, read(sp + 8)?);
-        Some(Registers { pc: lr, sp: sp + FRAME_BYTES as u64, fp, lr })
+        Some(Registers { pc: lr, sp: sp + FRAME_BYTES as u64, fp, lr, rbx: 0 })
     }
 }
 

@@ -106,7 +106,8 @@ pub fn in_trampoline(pc: usize) -> bool {
 /// tables cannot describe a caller whose return address is not in its link register.
 pub fn trampoline_caller(sp: u64, mut read: impl FnMut(u64) -> Option<u64>) -> Option<Registers> {
     let mut register = |n: u64| read(sp + FRAME_REGISTERS as u64 + 8 * n);
-    Some(Registers { fp: register(29)?, lr: register(30)?, sp: register(31)?, pc: register(32)? })
+    let [fp, lr, sp, pc] = [register(29)?, register(30)?, register(31)?, register(32)?];
+    Some(Registers { pc, sp, fp, lr, rbx: 0 })
 }
 
 /// One record of a signal frame.

@@ -420,20 +420,22 @@ pub struct Registers {
     pub fp: u64,
     /// x86_64 has no link register: 0.
     pub lr: u64,
+    /// A few functions find their frame by it.
+    pub rbx: u64,
 }
 
 impl Registers {
     /// Returns the registers at one instruction of the caller.
     #[inline(always)]
     pub fn here() -> Registers {
-        let (pc, sp, fp): (u64, u64, u64);
+        let (pc, sp, fp, rbx): (u64, u64, u64, u64);
         // SAFETY: reads registers.
         unsafe {
-            asm!("lea {pc}, [rip]", "mov {sp}, rsp", "mov {fp}, rbp",
-                pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp,
+            asm!("lea {pc}, [rip]", "mov {sp}, rsp", "mov {fp}, rbp", "mov {base}, rbx",
+                pc = out(reg) pc, sp = out(reg) sp, fp = out(reg) fp, base = out(reg) rbx,
                 options(nomem, nostack, preserves_flags))
         }
-        Registers { pc, sp, fp, lr: 0 }
+        Registers { pc, sp, fp, lr: 0, rbx }
     }
 
     /// Returns the registers that a signal has interrupted.
@@ -445,14 +447,15 @@ impl Registers {
             sp: register(libc::REG_RSP),
             fp: register(libc::REG_RBP),
             lr: 0,
+            rbx: register(libc::REG_RBX),
         }
     }
 
     /// Returns the registers of the code that is suspended in [`switch`] at `sp`.
     #[inline]
     pub fn suspended(sp: u64, mut read: impl FnMut(u64) -> Option<u64>) -> Option<Registers> {
-        let (fp, pc) = (read(sp + 48)?, read(sp + 56)?);
-        Some(Registers { pc, sp: sp + FRAME_BYTES as u64, fp, lr: 0 })
+        let (rbx, fp, pc) = (read(sp + 40)?, read(sp + 48)?, read(sp + 56)?);
+        Some(Registers { pc, sp: sp + FRAME_BYTES as u64, fp, lr: 0, rbx })
     }
 }
 

@@ -20,6 +20,8 @@ macro_rules! offsets {
             /// Of the frame pointer and the program counter that a switch saves.
             pub(super) saved_fp: u64,
             pub(super) saved_pc: u64,
+            /// Of rbx; None on aarch64.
+            pub(super) saved_rbx: Option<u64>,
             /// Of the saved registers in the trampoline's frame; None on x86_64, which needs none.
             pub(super) trampoline_registers: Option<u64>,
             /// None if the program is too old to say what its goroutines wait for.
@@ -37,6 +39,7 @@ macro_rules! offsets {
                 let offsets = Offsets {
                     saved_fp,
                     saved_pc,
+                    saved_rbx: layout.get("saved.rbx").ok(),
                     trampoline_registers,
                     waits: WaitOffsets::new(layout),
                     $($field: layout.get($name)?,)+

@@ -7,7 +7,7 @@
 use super::{M, Reader, Stack};
 use crate::inspect::memory::{Process, u32_at, u64_at};
 use crate::inspect::stacks::{Innermost, SpecialCode, Trampoline, Unwinder};
-use trefoil_symbols::Registers;
+use trefoil_symbols::{RegisterValue, Registers};
 
 /// Bytes of a stack that are read at once; deeper frames are read when they are needed.
 const STACK_BYTES: u64 = 2 << 10;
@@ -58,7 +58,9 @@ impl Reader<'_> {
             if pc == at.entry_stub {
                 return Stack::NotStarted;
             }
-            Registers { pc, sp: sp.wrapping_add(at.saved_bytes), fp, lr: pc }
+            let rbx = at.saved_rbx.and_then(|offset| sp.checked_add(offset));
+            let rbx = rbx.map_or(RegisterValue::Unknown, RegisterValue::SavedAt);
+            Registers { pc, sp: sp.wrapping_add(at.saved_bytes), fp, lr: pc, rbx }
         } else {
             match running.and_then(|m| m.thread.registers) {
                 Some(registers) if on_stack(registers.sp) => {
