@@ -5,6 +5,7 @@
 //! to show. gdb and perf need not be there, and the machine may forbid to read another process:
 //! then tests print a line that says so, and do nothing.
 
+use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -66,6 +67,22 @@ fn joins_a_thread_in_here() {
     black_box(());
 }
 
+/// Waits in a function that libc calls.
+#[inline(never)]
+fn searches_in_here() {
+    let key = 0u8;
+    let at = (&raw const key).cast::<c_void>();
+    // SAFETY: an array of one element, which is the key as well.
+    unsafe { libc::bsearch(at, at, 1, 1, Some(waits_in_comparison)) };
+    black_box(());
+}
+
+#[inline(never)]
+unsafe extern "C" fn waits_in_comparison(_: *const c_void, _: *const c_void) -> c_int {
+    trefoil::time::sleep(Duration::from_secs(3600));
+    black_box(0)
+}
+
 /// Not a test: the process that the tests inspect.
 #[test]
 fn child() {
@@ -80,11 +97,18 @@ fn child() {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const any);
     }
     // With one P the ids follow the order of the starts.
-    let procs = if matches!(&does[..], "waits" | "locks") { 1 } else { 2 };
+    let procs = if matches!(&does[..], "waits" | "dumps itself" | "locks") { 1 } else { 2 };
     let runtime = Runtime::builder().procs(procs).build().unwrap();
     runtime.run(|| {
         match &does[..] {
             "waits" => begin_waits(),
+            "dumps itself" => {
+                begin_waits();
+                Builder::new().name("searcher").go(searches_in_here).unwrap();
+                let dump = trefoil::debug::dump;
+                let is_complete = || dump().contains("debuggers::waits_in_comparison");
+                wait_for("the goroutines", || is_complete().then_some(()).ok_or_else(dump));
+            }
             "many" => begin_many(),
             "locks" => begin_locks(),
             "churns" => begin_churn(),
@@ -358,6 +382,42 @@ fn ps_lists_where_each_goroutine_waits() {
     assert!(waiting.contains("receives_in_here") && !waiting.contains("spins_in"), "{waiting}");
     let top = trefoil(&["ps", "--top", "1", &pid]).unwrap();
     assert!(top.contains("… and 9 more in 9 lines"), "{top}");
+}
+
+/// A dump of its own makes a process map its files a second time, to read their symbols.
+fn check_after_own_dump(target: &str) {
+    let list = trefoil(&["ps", "--all", target]).unwrap();
+    // Whichever spinner runs.
+    for parts in WAITS.iter().filter(|parts| parts[0] != "\"spinner") {
+        let has = |line: &str| parts.iter().all(|part| line.contains(part));
+        assert!(list.lines().any(has), "no line with {parts:?} in:\n{list}");
+    }
+    let dump = trefoil(&["dump", target]).unwrap();
+    let joiner = dump.split("\n\n").find(|part| part.contains("\"thread joiner\""));
+    let frames = ["std::thread::", "joins_a_thread_in_here"];
+    has_in_order(joiner.unwrap_or_default(), &frames).unwrap();
+    let searcher = dump.split("\n\n").find(|part| part.contains("\"searcher\" [sleep"));
+    let frames = ["debuggers::waits_in_comparison", "bsearch", "debuggers::searches_in_here"];
+    has_in_order(searcher.unwrap_or(&dump), &frames).unwrap();
+}
+
+#[test]
+fn a_process_that_has_dumped_itself_is_shown() {
+    let program = Program::start("dumps itself");
+    let pid = program.pid();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let exe = std::env::current_exe().unwrap();
+    let is_beginning =
+        |line: &&str| line.contains(" 00000000 ") && line.ends_with(exe.to_str().unwrap());
+    assert!(maps.lines().filter(is_beginning).count() > 1, "it is not read:\n{maps}");
+    if trefoil(&["ps", &pid]).is_none() {
+        return;
+    }
+    wait_for("all goroutines", || complete(trefoil(&["ps", "--all", &pid]).unwrap()));
+    check_after_own_dump(&pid);
+    let Some((program, core)) = program.into_core() else { return };
+    check_after_own_dump(core.to_str().unwrap());
+    drop(program);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The table with which a program says where its goroutines are (`trefoil_layout`).
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::collections::HashMap;
 
 use trefoil_symbols::Elf;
 
+use super::images::{Image, files, images};
 use super::memory::{Process, read_elf, u32_at, u64_at};
 
 /// What the table begins with.
@@ -26,16 +26,15 @@ impl Layout {
     /// Finds the table of the process. A process may have several, in shared libraries: the result
     /// has all of them.
     pub(super) fn find_all(process: &Process) -> Result<Vec<Layout>, String> {
-        let mut bases: BTreeMap<&Path, u64> = BTreeMap::new();
-        for mapping in &process.mappings {
-            let base = bases.entry(&mapping.path).or_insert(u64::MAX);
-            *base = (*base).min(mapping.start.saturating_sub(mapping.offset));
-        }
         let mut found = Vec::new();
         let mut gone = Vec::new();
-        for (path, base) in bases {
+        for (path, mappings) in files(process) {
             match read_elf(path) {
-                Some(bytes) => found.extend(find_in(process, &bytes, base)),
+                Some(bytes) => {
+                    let Some(elf) = Elf::parse(&bytes) else { continue };
+                    let images = images(&elf, &mappings);
+                    found.extend(images.iter().filter_map(|image| find_in(process, &elf, image)));
+                }
                 None if !path.exists() => gone.push(path.display().to_string()),
                 None => {}
             }
@@ -88,14 +87,11 @@ impl Layout {
     }
 }
 
-/// Returns the address of the table of one file, if it has one. A stripped program has no symbols:
+/// Returns the address of the table of one image, if it has one. A stripped program has no symbols:
 /// then the table is found by its first bytes.
-fn find_in(process: &Process, file: &[u8], base: u64) -> Option<u64> {
-    let elf = Elf::parse(file)?;
-    let loads = || elf.segments().filter(|s| s.kind == libc::PT_LOAD);
-    // The load address of the first segment: not 0 in a program that is not relocatable.
-    let first = loads().map(|s| s.address & !0xfff).min()?;
-    let loaded = |address: u64| base.wrapping_add(address).wrapping_sub(first);
+fn find_in(process: &Process, elf: &Elf<'_>, image: &Image) -> Option<u64> {
+    let mut loads = elf.segments().filter(|s| s.kind == libc::PT_LOAD);
+    let loaded = |address: u64| image.bias.wrapping_add(address);
     let has_magic = |address: u64| {
         let mut bytes = [0; 16];
         process.read(address, &mut bytes).is_ok() && bytes == MAGIC
@@ -104,7 +100,7 @@ fn find_in(process: &Process, file: &[u8], base: u64) -> Option<u64> {
     if let Some(address) = named.map(|s| loaded(s.address)).find(|&a| has_magic(a)) {
         return Some(address);
     }
-    loads().find_map(|segment| {
+    loads.find_map(|segment| {
         let bytes = segment.bytes;
         // The table is a static: aligned as its pointers.
         let aligned = (segment.address.wrapping_neg() % 8) as usize;

@@ -51,12 +51,14 @@ pub(super) struct Mapping {
     pub(super) end: u64,
     /// Where it begins in the file.
     pub(super) offset: u64,
+    pub(super) is_executable: bool,
     pub(super) path: PathBuf,
 }
 
 /// A part of the memory that the core file contains.
 struct Segment {
     address: u64,
+    is_executable: bool,
     /// What is beyond this size in the memory is not in the core file.
     file_bytes: u64,
     file_offset: u64,
@@ -250,6 +252,7 @@ impl Process {
             match kind {
                 libc::PT_LOAD => segments.push(Segment {
                     address: u64_at(&entry, 16),
+                    is_executable: u32_at(&entry, 4) & libc::PF_X != 0,
                     file_bytes: bytes,
                     file_offset: offset,
                 }),
@@ -272,6 +275,11 @@ impl Process {
             parse_notes(cpu, note, &mut threads, &mut mappings);
         }
         segments.sort_by_key(|segment| segment.address);
+        // The kernel writes a segment per mapping, also if it leaves out the bytes.
+        for mapping in &mut mappings {
+            let at = segments.binary_search_by_key(&mapping.start, |segment| segment.address);
+            mapping.is_executable = at.is_ok_and(|at| segments[at].is_executable);
+        }
         mappings.sort_by_key(|mapping| mapping.start);
         if mappings.is_empty() {
             return Err(invalid("the core file has no list of mapped files"));
@@ -398,7 +406,8 @@ fn mapping(pid: i32, line: &str) -> Option<Mapping> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
     let mut fields = rest.splitn(5, ' ');
-    let offset = fields.nth(1)?;
+    let is_executable = fields.next()?.contains('x');
+    let offset = fields.next()?;
     let path = fields.nth(2)?.trim_start();
     if !path.starts_with('/') {
         return None;
@@ -409,7 +418,8 @@ fn mapping(pid: i32, line: &str) -> Option<Mapping> {
     let is_exe = std::fs::read_link(&exe).is_ok_and(|link| link == Path::new(path));
     let inside = PathBuf::from(format!("/proc/{pid}/root{path}"));
     let path = if is_exe { exe } else { inside };
-    Some(Mapping { start: hex(start)?, end: hex(end)?, offset: hex(offset)?, path })
+    let (start, end, offset) = (hex(start)?, hex(end)?, hex(offset)?);
+    Some(Mapping { start, end, offset, is_executable, path })
 }
 
 /// Parses /proc/PID/task/TID/syscall: "running", or a number, six arguments, the stack pointer and
@@ -507,6 +517,8 @@ fn parse_files(contents: &[u8], mappings: &mut Vec<Mapping>) {
             start: u64_at(contents, at),
             end: u64_at(contents, at + 8),
             offset: u64_at(contents, at + 16).saturating_mul(page),
+            // The note does not tell. The segments do.
+            is_executable: false,
             path: String::from_utf8_lossy(path).into_owned().into(),
         });
     }
@@ -639,7 +651,10 @@ pub(super) mod tests {
 
     #[test]
     fn the_part_that_contains_an_address_is_found() {
-        let segment = |address, file_bytes| Segment { address, file_bytes, file_offset: 0 };
+        let segment = |address, file_bytes| {
+            let (is_executable, file_offset) = (false, 0);
+            Segment { address, is_executable, file_bytes, file_offset }
+        };
         let parts = [segment(0x1000, 0x1000), segment(0x2000, 0), segment(0x5000, 1)];
         let found = |address| find(&parts, address).map(|(part, at)| (part.address, at));
         assert_eq!(found(0xfff), None);
@@ -649,8 +664,10 @@ pub(super) mod tests {
         assert_eq!(found(0x5000), Some((0x5000, 0)));
         assert_eq!(found(u64::MAX), None);
         // The end is before the start.
-        let (start, end, path) = (0x2000, 0x1000, PathBuf::new());
-        assert!(find(&[Mapping { start, end, offset: 0, path }], 0x2000).is_none());
+        let mapping = mapping(0, "2000-1000 r-xp 00003000 fe:00 17  /usr/bin/a b").unwrap();
+        assert_eq!((mapping.start, mapping.end, mapping.offset), (0x2000, 0x1000, 0x3000));
+        assert!(mapping.is_executable && mapping.path.ends_with("usr/bin/a b"));
+        assert!(find(&[mapping], 0x2000).is_none());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! in the kernel, or stopped.
 
 mod goroutines;
+mod images;
 mod layout;
 mod memory;
 mod outside;

@@ -1,7 +1,7 @@
 //! Finds the callers on a stack, and the names and lines of code addresses, from the files of the
 //! process.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use trefoil_symbols::{
     UnwindTables, demangle, shown,
 };
 
-use super::memory::{Process, read_elf};
+use super::images::{Image, files, images};
+use super::memory::{Mapping, Process, read_elf};
 
 /// Frames that are followed at most, the runtime's own included.
 const FRAMES_MAX: usize = 256;
@@ -29,8 +30,7 @@ pub(super) struct Unwinder {
 
 /// A file that is loaded: the program or a library.
 struct Module {
-    start: u64,
-    end: u64,
+    range: Range<u64>,
     /// What is added to an address of the file.
     bias: u64,
     path: PathBuf,
@@ -68,46 +68,39 @@ pub(super) enum Innermost {
 
 impl Unwinder {
     pub(super) fn new(process: &Process) -> Unwinder {
-        let mut ranges: BTreeMap<&Path, (u64, u64)> = BTreeMap::new();
-        for mapping in &process.mappings {
-            let base = mapping.start.saturating_sub(mapping.offset);
-            let range = ranges.entry(&mapping.path).or_insert((base, mapping.end));
-            *range = (range.0.min(base), range.1.max(mapping.end));
-        }
         let mut this = Unwinder {
             tables: UnwindTables::new(process.cpu),
             modules: Vec::new(),
             resolved: HashMap::new(),
         };
-        for (path, (start, end)) in ranges {
+        for (path, mappings) in files(process) {
             // A file that is gone, or is data, has no frames.
-            this.add(path, start, end);
+            this.add(path, &mappings);
         }
         this
     }
 
-    fn add(&mut self, path: &Path, start: u64, end: u64) -> Option<()> {
+    fn add(&mut self, path: &Path, mappings: &[&Mapping]) -> Option<()> {
         // Kept until the command ends.
         let bytes: &'static [u8] = read_elf(path)?.leak();
         let elf = Elf::parse(bytes)?;
-        let loads = elf.segments().filter(|s| s.kind == libc::PT_LOAD);
-        let first = loads.map(|s| s.address & !0xfff).min()?;
-        let bias = start.wrapping_sub(first);
         let section = |name: &str| {
             let section = elf.section(name)?;
             let range = section.address..section.address.saturating_add(section.size);
             Some((range, section.bytes))
         };
         let part = |name: &str| section(name).map(|(range, bytes)| (range, Bytes::Static(bytes)));
-        self.tables.add(trefoil_symbols::Module {
-            range: start..end,
-            bias,
-            eh_frame: part(".eh_frame"),
-            eh_frame_hdr: part(".eh_frame_hdr"),
-        });
         let text = section(".text").map(|(range, bytes)| (range.start, bytes));
-        let path = path.into();
-        self.modules.push(Module { start, end, bias, path, bytes, text, symbols: None });
+        for Image { bias, range } in images(&elf, mappings) {
+            self.tables.add(trefoil_symbols::Module {
+                range: range.clone(),
+                bias,
+                eh_frame: part(".eh_frame"),
+                eh_frame_hdr: part(".eh_frame_hdr"),
+            });
+            let path = path.into();
+            self.modules.push(Module { range, bias, path, bytes, text, symbols: None });
+        }
         Some(())
     }
 
@@ -148,7 +141,7 @@ impl Unwinder {
 
     /// Returns whether `pc` is the address of the instruction after a call.
     fn is_after_call(&self, pc: u64) -> bool {
-        let module = self.modules.iter().find(|m| (m.start..m.end).contains(&pc));
+        let module = self.modules.iter().find(|m| m.range.contains(&pc));
         let Some(before) = module.and_then(|m| m.code_before(pc)) else { return false };
         let last = |n: usize| before.len().checked_sub(n).map(|at| before[at]);
         match self.tables.cpu() {
@@ -215,7 +208,7 @@ impl Unwinder {
     }
 
     fn resolve(&mut self, address: u64) -> Vec<Resolved> {
-        let module = self.modules.iter_mut().find(|m| (m.start..m.end).contains(&address));
+        let module = self.modules.iter_mut().find(|m| m.range.contains(&address));
         let mut frames = module.map(|m| m.resolve(address)).unwrap_or_default();
         if frames.is_empty() {
             frames.push(Frame::nameless(format!("{address:#x}")));
