@@ -27,14 +27,16 @@ use crate::sched::simulation;
 use crate::sys::fork::is_forked;
 use crate::sys::lock::{LockGuard, holds_runtime_lock};
 use crate::sys::raw::{poll_ms, syscall};
+use crate::sys::syscalls::{Errno, checked};
 use crate::sys::{clock, syscalls};
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// How long a call waits for the child, which may have to wait for a CPU.
-const WAIT_MILLIS: usize = 1_000;
+const WAIT: Duration = Duration::from_secs(1);
 
 /// The process has had a network. Before that a call that starts a child does nothing else.
 static HAS_BEEN_SIMULATED: AtomicBool = AtomicBool::new(false);
@@ -67,13 +69,27 @@ impl Start {
     /// In the parent: waits for the child.
     fn end(self) {
         let Some((reader, writer)) = self.pipe else { return };
-        // SAFETY: our own descriptors, which are not used after they are closed; one entry of our
-        // own.
-        unsafe {
-            syscalls::close(writer);
-            let mut one = libc::pollfd { fd: reader, events: libc::POLLIN, revents: 0 };
-            poll_ms(&raw mut one, 1, WAIT_MILLIS);
-            syscalls::close(reader);
+        // SAFETY: our own descriptors, which are not used after they are closed.
+        unsafe { syscalls::close(writer) };
+        wait_until_closed(reader);
+        // SAFETY: as above.
+        unsafe { syscalls::close(reader) };
+    }
+}
+
+/// Waits until every copy of a pipe's writing end is closed, at most [`WAIT`]. The handler of a
+/// signal may interrupt the system call, but does not end the wait.
+fn wait_until_closed(reader: RawFd) {
+    let begin = clock::real_now();
+    loop {
+        let waited = Duration::from_nanos(clock::real_now() - begin);
+        // Rounded up, so that the last call is not made again and again.
+        let left_ms = WAIT.saturating_sub(waited).as_micros().div_ceil(1_000);
+        let mut one = libc::pollfd { fd: reader, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry of our own.
+        let result = unsafe { poll_ms(&raw mut one, 1, left_ms as usize) };
+        if checked(result) != Err(Errno::INTR) || left_ms == 0 {
+            return;
         }
     }
 }
@@ -152,5 +168,52 @@ fn replace_if_lost(from: RawFd, fd: usize) {
         if flags >= 0 && flags & libc::FD_CLOEXEC as isize != 0 {
             syscall(libc::SYS_dup3, [from as usize, fd, libc::O_CLOEXEC as usize]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    /// How often the handler ran.
+    static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn handle(_: libc::c_int) {
+        HANDLED.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_signal_does_not_end_the_wait_for_a_child() {
+        // No other test of this binary uses the signal.
+        let signal = libc::SIGRTMAX() - 2;
+        // SAFETY: an async-signal-safe handler.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handle as *const () as usize;
+            assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        let reader = reader.into_raw_fd();
+        let is_closed = AtomicBool::new(false);
+        let (process, waiter) = (std::process::id() as usize, syscalls::gettid() as usize);
+        let was_closed = thread::scope(|scope| {
+            scope.spawn(|| {
+                while HANDLED.load(Ordering::Relaxed) < 5 {
+                    thread::sleep(Duration::from_millis(1));
+                    // SAFETY: passes no pointers; a thread of this process, with a handler.
+                    unsafe { syscall(libc::SYS_tgkill, [process, waiter, signal as usize]) };
+                }
+                thread::sleep(Duration::from_millis(20));
+                is_closed.store(true, Ordering::Relaxed);
+                drop(writer);
+            });
+            wait_until_closed(reader);
+            is_closed.load(Ordering::Relaxed)
+        });
+        // SAFETY: our own descriptor, which is not used after this.
+        unsafe { syscalls::close(reader) };
+        assert!(was_closed, "the wait ended before the writing end was closed");
     }
 }
