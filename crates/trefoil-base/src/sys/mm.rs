@@ -380,11 +380,11 @@ pub fn read_u32(address: usize) -> Option<u32> {
     let local = libc::iovec { iov_base: word.as_mut_ptr().cast(), iov_len: word.len() };
     let remote = libc::iovec { iov_base: address as *mut _, iov_len: word.len() };
     let (local, remote) = (&raw const local as usize, &raw const remote as usize);
+    // By the id of this thread: the main thread, whose id is that of the process, has no memory
+    // once it has ended.
+    let tid = syscalls::gettid() as usize;
     // SAFETY: writes to `word` only; the kernel checks the address that it reads.
-    let read = unsafe {
-        let pid = syscall(libc::SYS_getpid, []) as usize;
-        syscall(libc::SYS_process_vm_readv, [pid, local, 1, remote, 1, 0])
-    };
+    let read = unsafe { syscall(libc::SYS_process_vm_readv, [tid, local, 1, remote, 1, 0]) };
     match syscalls::checked(read) {
         Ok(4) => Some(u32::from_ne_bytes(word)),
         Ok(_) | Err(Errno::FAULT) => None,
@@ -398,7 +398,7 @@ pub fn read_u32(address: usize) -> Option<u32> {
 /// As [`read_u32`], where a sandbox refuses `process_vm_readv`, or an emulator does not have it.
 #[cold]
 fn read_u32_from_file(address: usize) -> Option<u32> {
-    let memory = syscalls::open_to_read(c"/proc/self/mem").ok()?;
+    let memory = syscalls::open_to_read(c"/proc/thread-self/mem").ok()?;
     let mut word = [0u8; 4];
     let read = syscalls::pread(memory.as_fd(), &mut word, address as u64);
     (read == Ok(4)).then(|| u32::from_ne_bytes(word))
@@ -442,6 +442,44 @@ pub mod test_hooks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::{c_int, c_void};
+
+    /// On a thread of a child process: the child succeeds if a word is read in both ways after its
+    /// main thread has ended.
+    extern "C" fn read_after_the_main_thread(word: *mut c_void) -> *mut c_void {
+        let (path, mut buffer) = (c"/proc/self/cwd".as_ptr() as usize, [0u8; 64]);
+        let args = [libc::AT_FDCWD as usize, path, buffer.as_mut_ptr() as usize, buffer.len()];
+        // SAFETY: a path that ends with a zero, and a buffer of this length.
+        while unsafe { syscall(libc::SYS_readlinkat, args) } >= 0 {
+            std::thread::yield_now();
+        }
+        // SAFETY: the word of the test.
+        let expected = Some(unsafe { *word.cast::<u32>() });
+        let address = word as usize;
+        let found = [read_u32(address), read_u32_from_file(address)];
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(c_int::from(found != [expected; 2])) }
+    }
+
+    #[test]
+    fn a_word_is_read_when_the_main_thread_has_ended() {
+        let mut word = 0x1234_5678_u32;
+        let mut status = 0;
+        // SAFETY: the child calls only functions that are safe in a child of `fork`, and does not
+        // return. Its main thread ends by the system call, which runs no other code.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(20);
+                let (mut thread, argument) = (0, (&raw mut word).cast());
+                let (none, body) = (ptr::null(), read_after_the_main_thread);
+                assert_eq!(libc::pthread_create(&raw mut thread, none, body, argument), 0);
+                syscall(libc::SYS_exit, [0]);
+            }
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert_eq!(status, 0, "the word was not read");
+    }
 
     #[test]
     fn a_word_is_read_unless_it_is_not_mapped() {

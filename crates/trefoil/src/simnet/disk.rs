@@ -99,11 +99,11 @@ impl Network {
         if !self.lock().disks.has_any() {
             return false;
         }
-        let Ok(path) = fs::read_link(format!("/proc/self/fd/{fd}")) else { return false };
+        let Ok(path) = fs::read_link(format!("/proc/thread-self/fd/{fd}")) else { return false };
         let Some(stat) = status(fd) else { return false };
         // The files are read without the lock.
         let names = (stat.st_mode & libc::S_IFMT == libc::S_IFDIR).then(|| names_in(&path));
-        let bytes = fs::read(format!("/proc/self/fd/{fd}"));
+        let bytes = fs::read(format!("/proc/thread-self/fd/{fd}"));
         let mut state = self.lock();
         let mut disks = state.disks.by_host.iter_mut().map(|(_, disk)| disk);
         let Some(disk) = disks.find(|disk| path.starts_with(&disk.folder)) else { return false };

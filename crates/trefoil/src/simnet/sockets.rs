@@ -595,8 +595,10 @@ pub(crate) fn replace_marked(from: RawFd, to: RawFd, flags: c_int) -> isize {
 }
 
 /// Returns the path of an open file, unless its descriptor is [marked](mark) (invariant 3).
+///
+/// `/proc/self` stands for the main thread, and has no files once that has ended.
 pub(super) fn path_of_other(fd: RawFd) -> Option<PathBuf> {
-    let link = format!("/proc/self/fd/{fd}\0");
+    let link = format!("/proc/thread-self/fd/{fd}\0");
     let mut buffer = [0u8; libc::PATH_MAX as usize];
     let args = [
         libc::AT_FDCWD as usize,
@@ -619,13 +621,13 @@ pub(super) fn path_of_other(fd: RawFd) -> Option<PathBuf> {
 
 /// Returns a number that is larger than every open descriptor.
 ///
-/// A listing of `/proc/self/fd` would hold each open file for a moment, those of other simulations
+/// A listing of `/proc/thread-self/fd` would hold each open file for a moment, those of other simulations
 /// included (invariant 3).
 pub(super) fn descriptor_limit() -> RawFd {
     let mut buffer = [0u8; 4096];
     // SAFETY: the path ends with a zero; the kernel writes at most the buffer's length.
     let len = unsafe {
-        let path = c"/proc/self/status".as_ptr() as usize;
+        let path = c"/proc/thread-self/status".as_ptr() as usize;
         let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
         let fd = syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0]);
         if fd < 0 {

@@ -178,10 +178,10 @@ impl Identity {
             Source::Vdso(bytes) => SymbolFile::new(bytes),
             Source::Library(path) => SymbolFile::map(path, path, is_same),
             Source::Program => {
-                let link = Path::new("/proc/self/exe");
-                let path = std::fs::read_link(link).unwrap_or_default();
+                let link = own_file("exe");
+                let path = std::fs::read_link(&link).unwrap_or_default();
                 // If the loader was called as a program, it is what the link leads to.
-                SymbolFile::map(link, &path, is_same).or_else(|| {
+                SymbolFile::map(&link, &path, is_same).or_else(|| {
                     let path = mapped_at(loaded_at)?;
                     SymbolFile::map(&path, &path, is_same)
                 })
@@ -201,9 +201,17 @@ impl Identity {
     }
 }
 
+/// Returns the path of a file about this process in `/proc`. If the main thread has ended, that is
+/// a file of the calling thread. Otherwise it is not, because emulators know only the first path.
+fn own_file(name: &str) -> PathBuf {
+    let main_has_ended = std::fs::read_link("/proc/self/exe").is_err();
+    let folder = if main_has_ended { "/proc/thread-self" } else { "/proc/self" };
+    Path::new(folder).join(name)
+}
+
 /// Returns the path of the file that is mapped at an address.
 fn mapped_at(address: u64) -> Option<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let maps = std::fs::read_to_string(own_file("maps")).ok()?;
     maps.lines().find_map(|line| {
         let (range, rest) = line.split_once(' ')?;
         let (start, end) = range.split_once('-')?;
