@@ -4,8 +4,11 @@
 
 mod common;
 
+use std::ffi::c_int;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::panic::catch_unwind;
 use std::process::Command;
@@ -523,6 +526,40 @@ fn children_that_are_forked_at_the_same_time_change_nothing() {
         // SAFETY: sleeps only. With such a closure std calls `fork`.
         unsafe { command.pre_exec(slowly) };
         command
+    });
+}
+
+#[test]
+fn close_range_closes_simulated_sockets() {
+    /// From here on, so that no other test gets the numbers.
+    const FIRST: RawFd = 900;
+    fn family(fd: RawFd) -> c_int {
+        // SAFETY: a place for an address of this length.
+        unsafe {
+            let mut address: libc::sockaddr_storage = std::mem::zeroed();
+            let mut len = size_of_val(&address) as libc::socklen_t;
+            libc::getsockname(fd, (&raw mut address).cast(), &raw mut len);
+            c_int::from(address.ss_family)
+        }
+    }
+    sim::run(|| {
+        start_shouter();
+        let mut stream = TcpStream::connect("shouter:7").unwrap();
+        let (other, _peer) = UnixStream::pair().unwrap();
+        // SAFETY: descriptors of the test's own.
+        unsafe {
+            for fd in FIRST..FIRST + 3 {
+                let made = libc::fcntl(stream.as_raw_fd(), libc::F_DUPFD_CLOEXEC, fd);
+                assert_eq!((made, family(fd)), (fd, libc::AF_INET));
+            }
+            assert_eq!(libc::close_range(FIRST as u32, FIRST as u32 + 1, 0), 0);
+            // The system call, so that only `close_range` can have told that the socket is closed.
+            let flags = libc::O_CLOEXEC;
+            libc::syscall(libc::SYS_dup3, other.as_raw_fd(), FIRST, flags);
+            assert_eq!([family(FIRST), family(FIRST + 2)], [libc::AF_UNIX, libc::AF_INET]);
+            assert_eq!(libc::close_range(FIRST as u32, FIRST as u32 + 2, 0), 0);
+        }
+        assert_eq!(ask(&mut stream, "x").unwrap(), "X");
     });
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The numbers are the program's, and any thread may close one and open another at any time. So
 //! everything here is only a hint: a wait registers with the poller anew each time
-//! (`Pollable::wait_armed`), and a wrong kind costs a system call. `close`, `dup2` and `dup3` reset
-//! an entry and end its waits. The calls that make sockets reset it too, because libc itself closes
+//! (`Pollable::wait_armed`), and a wrong kind costs a system call. `close`, `close_range`, `dup2` and
+//! `dup3` reset an entry and end its waits. The calls that make sockets reset it too, because libc itself closes
 //! descriptors without calling the interposed `close`.
 //!
 //! # The mode cache
@@ -23,6 +23,7 @@ use crate::sched::simulation::Undecided;
 use crate::sched::wait;
 use crate::sys::fork::is_forked;
 use crate::sys::raw::syscall;
+use std::ffi::c_uint;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{
@@ -259,6 +260,34 @@ fn interrupt(pollable: &'static Pollable, fd: RawFd, why: Interrupt) {
         WakeContext::Outside => pollable.interrupt(None, fd, why),
         WakeContext::Deferred => pollable.interrupt_later(),
     }
+}
+
+/// Calls `f` with each descriptor from `first` to `last` that has an entry.
+fn for_each_existing(first: c_uint, last: c_uint, mut f: impl FnMut(RawFd)) {
+    let end = (last as usize).saturating_add(1).min(PAGES * PAGE_FDS);
+    let mut fd = first as usize;
+    while fd < end {
+        if existing(fd as RawFd).is_some() {
+            f(fd as RawFd);
+            fd += 1;
+        } else {
+            // The whole page is missing.
+            fd = (fd / PAGE_FDS + 1) * PAGE_FDS;
+        }
+    }
+}
+
+/// As [`before_close`], for the descriptors from `first` to `last`. Returns whether
+/// [`after_close_range`] must be called.
+pub(super) fn before_close_range(first: c_uint, last: c_uint) -> bool {
+    let mut is_waited_for = false;
+    for_each_existing(first, last, |fd| is_waited_for |= before_close(fd));
+    is_waited_for
+}
+
+/// As [`after_close`], for the descriptors from `first` to `last`.
+pub(super) fn after_close_range(first: c_uint, last: c_uint) {
+    for_each_existing(first, last, after_close);
 }
 
 /// Resets the entry of a new descriptor: libc may have closed the former one without calling the

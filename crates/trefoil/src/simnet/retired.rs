@@ -17,6 +17,7 @@ use super::sockets::{mark, replace_marked};
 use super::{Network, unix_socket};
 use crate::mem::MmapVec;
 use crate::sys::lock::Lock;
+use libc::c_uint;
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,6 +62,19 @@ pub(crate) fn has_any() -> bool {
 pub(crate) fn note_close(fd: RawFd) {
     if has_any() {
         take(fd);
+    }
+}
+
+/// As [`note_close`], for the descriptors from `first` to `last`.
+pub(crate) fn note_close_range(first: c_uint, last: c_uint) {
+    if has_any() {
+        let mut retired = RETIRED.lock();
+        for place in (0..retired.len()).rev() {
+            if (first..=last).contains(&(retired[place] as c_uint)) {
+                retired.remove_at(place);
+            }
+        }
+        COUNT.store(retired.len(), Ordering::Relaxed);
     }
 }
 

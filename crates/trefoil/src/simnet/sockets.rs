@@ -12,7 +12,7 @@ use crate::sys::clock;
 use crate::sys::lock::Lock;
 use crate::sys::raw::syscall;
 use crate::sys::sorted_map::SortedMap;
-use libc::{c_int, sockaddr, socklen_t};
+use libc::{c_int, c_uint, sockaddr, socklen_t};
 use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -527,6 +527,16 @@ impl Network {
         state.remove_descriptor(fd)
     }
 
+    /// The descriptors from `first` to `last` are about to be closed by [`close_marked_range`].
+    pub(crate) fn before_close_range(&self, first: c_uint, last: c_uint) {
+        let mut state = self.lock();
+        let is_closed = |fd: RawFd| (first..=last).contains(&(fd as c_uint));
+        state.event_descriptors.retain(|&fd, _| !is_closed(fd));
+        let sockets = state.descriptors.entries().iter().map(|(fd, _)| *fd);
+        let closed: Vec<RawFd> = sockets.filter(|fd| is_closed(*fd)).collect();
+        closed.into_iter().for_each(|fd| _ = state.remove_descriptor(fd));
+    }
+
     /// `from` was duplicated as `to`.
     pub(crate) fn after_duplicate(&self, from: RawFd, to: RawFd) {
         if to < 0 || from == to {
@@ -585,6 +595,20 @@ pub(crate) fn close_marked(fd: RawFd) -> isize {
     set_mark(&mut bits, fd, false);
     // SAFETY: the caller owns the descriptor.
     unsafe { syscall(libc::SYS_close, [fd as usize]) }
+}
+
+/// Calls `close`, which closes the descriptors from `first` to `last`, as [`close_marked`] does.
+pub(crate) fn close_marked_range(
+    first: c_uint,
+    last: c_uint,
+    close: impl FnOnce() -> isize,
+) -> isize {
+    let mut bits = SIMULATED.lock();
+    let end = (last as usize).saturating_add(1).min(bits.len() * u64::BITS as usize);
+    for fd in first as usize..end {
+        set_mark(&mut bits, fd as RawFd, false);
+    }
+    close()
 }
 
 /// `dup3` that closes a marked descriptor, `to`, as [`close_marked`] does.

@@ -358,10 +358,10 @@ fn goroutines_and_threads_read_from_one_std_socket() {
 }
 
 #[test]
-fn close_and_dup2_end_a_wait_for_the_descriptor() {
+fn close_close_range_and_dup2_end_a_wait_for_the_descriptor() {
     child_test!();
     everywhere(|| {
-        for how in 0..4 {
+        for how in 0..5 {
             for pause in [0, 0, 0, 2] {
                 let (x, y) = UnixStream::pair().unwrap();
                 // From 900 on, so that no other `open` gets the number: the waiter may begin after
@@ -391,6 +391,7 @@ fn close_and_dup2_end_a_wait_for_the_descriptor() {
                 unsafe {
                     match how {
                         0 | 3 => assert_eq!(libc::close(fd), 0),
+                        4 => assert_eq!(libc::close_range(fd as u32, fd as u32, 0), 0),
                         1 => assert_eq!(thread::spawn(move || libc::close(fd)).join().unwrap(), 0),
                         _ => {
                             let (other, keep) = UnixStream::pair().unwrap();

@@ -59,6 +59,27 @@ fn forget_simulated_slow(fd: c_int) -> bool {
     is_simulated
 }
 
+/// Returns whether the kernel has `close_range` and allows it.
+fn may_close_range() -> bool {
+    // SAFETY: passes no pointers, and closes nothing: the range is refused.
+    let result = unsafe { syscall(libc::SYS_close_range, [1, 0, 0]) };
+    result == -(libc::EINVAL as isize)
+}
+
+/// Calls `real`, which closes descriptors from `first` to `last`. Some may belong to simulations.
+fn close_simulated_range(first: c_uint, last: c_uint, real: impl FnOnce() -> c_int) -> c_int {
+    let has_any = clock::has_simulations() || simnet::retired::has_any();
+    if !has_any || is_forked() {
+        return real();
+    }
+    if let Some(network) = simulated::network() {
+        network.before_close_range(first, last);
+    }
+    // Last, as in `forget_simulated_slow`.
+    simnet::retired::note_close_range(first, last);
+    simnet::sockets::close_marked_range(first, last, || real() as isize) as c_int
+}
+
 /// Returns the result of `real`, which duplicates `fd`.
 #[inline(always)]
 fn duplicate(fd: c_int, real: impl FnOnce() -> c_int) -> c_int {
@@ -246,8 +267,15 @@ interpose! {
     /// libc's function.
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     with real => {
-        let rc = real(first, last, flags);
-        fds::invalidate_mode_cache();
+        // With a flag it closes nothing, or only what will be this thread's alone.
+        if flags != 0 || !may_close_range() {
+            return real(first, last, flags);
+        }
+        let known = fds::before_close_range(first, last);
+        let rc = close_simulated_range(first, last, || real(first, last, flags));
+        if known {
+            fds::after_close_range(first, last);
+        }
         rc
     }
 }
