@@ -479,7 +479,7 @@ interpose! {
     /// POSIX's function.
     fn pthread_detach(thread: pthread_t) -> c_int;
     with real => match claim(thread, Claim::Detach) {
-        None if std_name::is_adopting() => 0,
+        None if std_name::has_caught() => 0,
         None => on_thread(|| real(thread)),
         Some(Err(error)) => error,
         Some(Ok(_)) => 0,

@@ -90,9 +90,14 @@ fn run_start(g: &G, (start, argument): Start) {
     STATE.set(State::Idle);
 }
 
-/// Returns whether the caller is inside [`adopt`].
+/// Returns whether the caller is a start routine that [`adopt`] has called.
 pub(super) fn is_adopting() -> bool {
-    !matches!(STATE.get(), State::Idle)
+    matches!(STATE.get(), State::Adopting)
+}
+
+/// Returns whether std has just called [`create`], which started no thread.
+pub(super) fn has_caught() -> bool {
+    matches!(STATE.get(), State::Catching(Some(_)))
 }
 
 /// `pthread_create`: keeps the start routine if it is wanted. Otherwise returns None.
