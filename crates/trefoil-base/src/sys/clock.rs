@@ -63,17 +63,25 @@ pub fn now() -> Nanos {
     real_now()
 }
 
-/// Returns the wall-clock time in nanoseconds since 1970.
+/// Returns the wall-clock time in nanoseconds since 1970: 0 before that, and `u64::MAX` after the
+/// year 2554. A simulation gets there if only a timeout without a practical end is left.
 #[cfg(feature = "std")]
 #[inline]
 pub fn wall_now() -> u64 {
     if has_simulations()
         && let Some(now) = simulated_slow()
     {
-        return SIMULATION_WALL_START + (now - SIMULATION_START);
+        return simulated_wall(now);
     }
     let t = clock_gettime(libc::CLOCK_REALTIME);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    let seconds = u64::try_from(t.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(t.tv_nsec as u64)
+}
+
+/// Returns what the simulated wall clock shows at the simulated time `now`.
+#[cfg(feature = "std")]
+fn simulated_wall(now: Nanos) -> u64 {
+    SIMULATION_WALL_START.saturating_add(now - SIMULATION_START)
 }
 
 /// Returns the point in time that is `nanos` on the wall clock, as that is set now; at most

@@ -41,6 +41,21 @@ fn time_begins_alike_in_every_run() {
 }
 
 #[test]
+fn the_wall_clock_stops_at_the_last_time_that_it_can_show() {
+    const CENTURY: Duration = Duration::from_secs(36_525 * 24 * 3600);
+    sim::run(|| {
+        let since_1970 = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let begin = (Instant::now(), since_1970());
+        time::sleep(5 * CENTURY);
+        assert_eq!(since_1970(), begin.1 + 5 * CENTURY);
+        time::sleep(CENTURY / 2);
+        time::sleep(CENTURY / 4);
+        assert_eq!(since_1970(), Duration::from_nanos(u64::MAX));
+        assert_eq!(begin.0.elapsed(), 5 * CENTURY + CENTURY / 2 + CENTURY / 4);
+    });
+}
+
+#[test]
 fn a_minute_of_a_thousand_sleepers_is_exact() {
     let ticks = sim::run(|| {
         let ticks = Arc::new(AtomicU64::new(0));

@@ -413,6 +413,21 @@ mod tests {
     use super::*;
     use crate::sys::clock::{now, wall_now};
 
+    #[test]
+    fn a_deadline_of_any_number_of_seconds_is_a_time() {
+        const CENTURY_NANOS: u64 = 36_525 * 24 * 3600 * 1_000_000_000;
+        for clock in [WaitClock::Monotonic, WaitClock::Realtime] {
+            let at = |seconds, nanos| on_runtime_clock(Some(ClockTime { clock, seconds, nanos }));
+            for far in [at(i64::MAX, 999_999_999), at(i64::MAX / 1_000_000_000, 0)] {
+                assert!((now() + CENTURY_NANOS..NEVER).contains(&far), "{far}");
+            }
+            for past in [at(i64::MIN, 0), at(-1, 999_999_999), at(0, 0)] {
+                assert!(past <= now(), "{past}");
+            }
+        }
+        assert_eq!(on_runtime_clock(None), NEVER);
+    }
+
     /// A wait was as much too short as its thread was stopped between the readings of two clocks.
     #[test]
     fn a_deadline_of_the_wall_clock_is_not_earlier_on_the_runtimes_clock() {
