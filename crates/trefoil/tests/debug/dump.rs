@@ -1,7 +1,10 @@
 //! Dumps: what they show of goroutines that wait, run, start and end. (Deadlocks: `deadlock.rs`.)
 
 use crate::common::{self, child_test, watchdog, yield_until};
+use std::ffi::{c_int, c_void};
+use std::hint::black_box;
 use std::io::Read;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -54,6 +57,49 @@ fn a_dump_shows_states_stacks_and_origins() {
         drop(tx);
         receiver.join().unwrap();
         assert!(!joiner.is_finished());
+    });
+}
+
+unsafe extern "C" fn waits_in_comparison(rx: *const c_void, _: *const c_void) -> c_int {
+    // SAFETY: the key of `searches_in_here`.
+    waits_in_here(unsafe { &*rx.cast() });
+    black_box(0)
+}
+
+/// Waits in a function that libc calls.
+#[inline(never)]
+fn searches_in_here(rx: &trefoil::chan::Receiver<()>) {
+    let key = ptr::from_ref(rx).cast::<c_void>();
+    let bytes = size_of_val(rx);
+    // SAFETY: an array of one element, which is the key as well.
+    unsafe { libc::bsearch(key, key, 1, bytes, Some(waits_in_comparison)) };
+    black_box(());
+}
+
+#[test]
+fn a_second_dump_shows_the_frames_of_the_first() {
+    let _watchdog = watchdog();
+    run(|| {
+        let (tx, rx) = bounded::<()>(0);
+        let searcher = go(move || searches_in_here(&rx));
+        let dump = || {
+            let text = debug::dump();
+            let part = text.split("\n\n").find(|part| part.contains("[chan receive]:"));
+            part.unwrap_or_default().to_owned()
+        };
+        // The first dump maps the files to read their symbols.
+        yield_until("the goroutine to wait", || !dump().is_empty());
+        let first = dump();
+        let mut rest = &first[..];
+        for name in ["waits_in_here", "waits_in_comparison", "bsearch", "searches_in_here"] {
+            let found = rest.split_once(name);
+            rest = found.unwrap_or_else(|| panic!("no {name} in:\n{first}")).1;
+        }
+        for _ in 0..3 {
+            assert_eq!(dump(), first);
+        }
+        drop(tx);
+        searcher.join().unwrap();
     });
 }
 
