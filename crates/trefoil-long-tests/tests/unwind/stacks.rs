@@ -282,9 +282,17 @@ mod special {
         fn trefoil_test_interrupted_at_once();
     }
 
+    /// What [`compare`] has found.
+    struct Found {
+        own: Vec<u64>,
+        /// By std.
+        expected: Vec<u64>,
+        /// Whether ours has found the end of the stack.
+        is_end: bool,
+    }
+
     thread_local! {
-        /// What [`compare`] has found: by our unwinder, by std, and whether the stack ended.
-        static FOUND: RefCell<Vec<(Vec<u64>, Vec<u64>, bool)>> = const { RefCell::new(Vec::new()) };
+        static FOUND: RefCell<Vec<Found>> = const { RefCell::new(Vec::new()) };
     }
 
     #[inline(never)]
@@ -294,13 +302,13 @@ mod special {
         let expected = callers_by_std();
         let find: FindCaller<'_> = &mut |at, r, word| all.own.caller(at, r, word);
         let (own, is_end) = callers(registers, find);
-        FOUND.with_borrow_mut(|found| found.push((own, expected, is_end)));
+        FOUND.with_borrow_mut(|found| found.push(Found { own, expected, is_end }));
     }
 
     fn assert_found(count: usize) {
         let all = FOUND.take();
         assert_eq!(all.len(), count);
-        for (own, expected, is_end) in all {
+        for Found { own, expected, is_end } in all {
             // std leaves out the code that begins a thread.
             let (common, rest) = own.split_at(expected.len().min(own.len()));
             assert!(common == expected && rest.len() <= 1, "{own:x?} {expected:x?}");
@@ -351,8 +359,9 @@ mod special {
             black_box(());
         }
         black_box(interrupted_at_once as *const ());
-        // SAFETY: a handler on the thread's own stack, of a signal that nothing else uses here.
+        // SAFETY: zeros are valid.
         let mut old: libc::sigaction = unsafe { zeroed() };
+        // SAFETY: a handler on the thread's own stack, of a signal that nothing else uses here.
         unsafe {
             let mut action: libc::sigaction = zeroed();
             action.sa_sigaction = handle as *const () as usize;
