@@ -22,12 +22,12 @@
 //! it for longer than a call. A file that is refused is freed before anything but the check that
 //! refuses it has seen it. So nothing refers to memory that was unmapped or freed.
 
-use crate::dwarf::{DebugInfo, DebugSections, Package, Span, SplitUnit, find_last, sort};
+use crate::dwarf::{DebugInfo, DebugSections, KeyTable, Package, Span, SplitUnit, find_last, sort};
 use crate::elf::Elf;
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hasher};
 use std::io::Read as _;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -253,7 +253,9 @@ struct Backing {
     maps: Vec<FileMap>,
     /// The `.dwo` files that lookups have needed. None if there is none, or if it is of another
     /// build: it is not read again.
-    split_files: BTreeMap<PathBuf, Option<DebugSections>>,
+    split_files: Vec<(PathBuf, Option<DebugSections>)>,
+    /// Indices into `split_files`, by a hash of the path.
+    split_file_indices: KeyTable,
     /// Inflated sections, and files that were read.
     buffers: Vec<Vec<u8>>,
     /// How many bytes may still be inflated.
@@ -262,8 +264,14 @@ struct Backing {
 
 impl Backing {
     fn new(other_files: OtherFiles) -> Backing {
-        let (maps, split_files, buffers) = (Vec::new(), BTreeMap::new(), Vec::new());
-        Backing { other_files, maps, split_files, buffers, inflation_left: 0 }
+        Backing {
+            other_files,
+            maps: Vec::new(),
+            split_files: Vec::new(),
+            split_file_indices: KeyTable::default(),
+            buffers: Vec::new(),
+            inflation_left: 0,
+        }
     }
 
     /// Allows the sections of a file to be inflated.
@@ -338,17 +346,25 @@ impl Backing {
         path: PathBuf,
         is_wanted: &mut dyn FnMut(&DebugSections) -> bool,
     ) {
-        match self.split_files.get(&path) {
-            Some(Some(sections)) => drop(is_wanted(sections)),
-            Some(None) => {}
-            None => {
-                let sections = self.read_elf(&path, &mut |elf, backing| {
-                    let mut section = |name: &str| backing.section(elf, name);
-                    Some(DebugSections::of_split_file(&mut section)).filter(&mut *is_wanted)
-                });
-                self.split_files.insert(path, sections);
+        let mut hasher = DefaultHasher::new();
+        hasher.write(path.as_os_str().as_bytes());
+        let key = hasher.finish();
+        if let Some(index) = self.split_file_indices.get(key) {
+            // If two paths have the same hash, the second file is taken as missing.
+            if let (known, Some(sections)) = &self.split_files[index as usize]
+                && *known == path
+            {
+                is_wanted(sections);
             }
+            return;
         }
+        let Ok(index) = u32::try_from(self.split_files.len()) else { return };
+        let sections = self.read_elf(&path, &mut |elf, backing| {
+            let mut section = |name: &str| backing.section(elf, name);
+            Some(DebugSections::of_split_file(&mut section)).filter(&mut *is_wanted)
+        });
+        self.split_files.push((path, sections));
+        self.split_file_indices.insert(key, index);
     }
 
     /// Returns the bytes of a section, inflated. They are valid as long as `self`.
@@ -604,8 +620,8 @@ mod tests {
                 let mut file = SymbolFile::map(&path, &path, |_| true).unwrap();
                 assert_eq!(look_up(&mut file), expected, "version {version}");
                 assert_eq!(file.backing.buffers.len(), buffers);
-                let known = &file.backing.split_files[&other_path];
-                assert_eq!(known.is_some(), !expected.is_empty());
+                let [(known, sections)] = &file.backing.split_files[..] else { panic!() };
+                assert_eq!((known, sections.is_some()), (&other_path, !expected.is_empty()));
                 // It is not read again, even for another unit.
                 fs::remove_file(&other_path).unwrap();
                 let mut is_found = false;

@@ -5,10 +5,11 @@
 
 use super::abbreviations::Abbreviations;
 use super::lines::Lines;
+use super::reader::Reader;
 use super::sections::DebugSections;
+use super::spans::KeyTable;
 use super::unit::Unit;
 use super::value::Encoding;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// How many bytes all lookups read, for each byte of the sections. The entries of a unit are read
@@ -49,28 +50,37 @@ impl WorkLeft {
 /// The abbreviations and line tables of all units that were looked up.
 pub(super) struct Tables {
     /// Indices into `abbreviations` or `lines`.
-    known: BTreeMap<Key, u32>,
+    known: KeyTable,
     abbreviations: Vec<Arc<Abbreviations>>,
     /// None if it is damaged.
     lines: Vec<Option<Lines>>,
     pub(super) work_left: WorkLeft,
 }
 
-/// What a table is known by.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    /// The address of its first byte in this process, and what its values are read by.
-    Abbreviations(usize, Encoding),
-    /// The start in `.debug_line`.
-    Lines(u64),
+/// What is known by a key.
+enum Kind {
+    /// The values of entries are read by this encoding.
+    Abbreviations(Encoding),
+    Lines,
     /// A `.dwo` or `.dwp` file whose size is part of the work.
-    SplitFile(usize),
+    SplitFile,
+}
+
+/// Returns what a table is known by: its kind, and the address of its first byte in this process,
+/// which has at most 56 bits.
+fn key(kind: Kind, address: usize) -> u64 {
+    let kind = match kind {
+        Kind::Lines => 0,
+        Kind::SplitFile => 1,
+        Kind::Abbreviations(Encoding { version, is_64 }) => version << 1 | u16::from(is_64),
+    };
+    (address as u64) << 8 | u64::from(kind)
 }
 
 impl Tables {
     pub(super) fn new(sections: &DebugSections) -> Tables {
         Tables {
-            known: BTreeMap::new(),
+            known: KeyTable::default(),
             abbreviations: Vec::new(),
             lines: Vec::new(),
             work_left: WorkLeft::for_bytes(sections.bytes_of_tables()),
@@ -79,8 +89,9 @@ impl Tables {
 
     /// Allows what is in a `.dwo` or `.dwp` file to be read.
     pub(super) fn allow_split_file(&mut self, sections: &DebugSections) {
-        let key = Key::SplitFile(sections.file_start);
-        if self.known.insert(key, 0).is_none() {
+        let key = key(Kind::SplitFile, sections.file_start);
+        if self.known.get(key).is_none() {
+            self.known.insert(key, 0);
             let more = WorkLeft::for_bytes(sections.file_bytes);
             self.work_left.0 = self.work_left.0.saturating_add(more.0);
         }
@@ -90,8 +101,8 @@ impl Tables {
     pub(super) fn abbreviations_of(&mut self, unit: &Unit) -> Arc<Abbreviations> {
         let table = unit.abbreviations_reader();
         let address = table.map_or(0, |table| table.address());
-        let key = Key::Abbreviations(address, unit.encoding);
-        if let Some(&index) = self.known.get(&key) {
+        let key = key(Kind::Abbreviations(unit.encoding), address);
+        if let Some(index) = self.known.get(key) {
             return self.abbreviations[index as usize].clone();
         }
         let all = Arc::new(Abbreviations::read(table, unit.encoding, &mut self.work_left));
@@ -104,8 +115,8 @@ impl Tables {
 
     /// Returns the number of the line table of a unit.
     pub(super) fn lines_of(&mut self, unit: &Unit) -> Option<u32> {
-        let key = Key::Lines(unit.lines_at?);
-        if let Some(&index) = self.known.get(&key) {
+        let key = key(Kind::Lines, Reader::at(unit.sections.line, unit.lines_at?)?.address());
+        if let Some(index) = self.known.get(key) {
             return Some(index);
         }
         let index = u32::try_from(self.lines.len()).ok()?;

@@ -4,7 +4,7 @@ use super::constants::*;
 use super::reader::Reader;
 
 /// What the size of a value depends on: the version of a unit, and whether it is 64-bit DWARF.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy)]
 pub(super) struct Encoding {
     pub(super) version: u16,
     pub(super) is_64: bool,
