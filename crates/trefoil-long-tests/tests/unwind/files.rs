@@ -71,8 +71,8 @@ fn compare(path: &str, cpu: Cpu, step: usize) -> Option<(usize, BTreeMap<Differe
     let (mut tables, mut indexed) = (UnwindTables::new(cpu), UnwindTables::new(cpu));
     tables.add(file.module(BIAS));
     indexed.add(file.module_without_header(BIAS));
-    // A debug build is slow.
-    let step = if cfg!(debug_assertions) { 16 * step } else { step };
+    // A debug build is slow. Functions begin at multiples of 16: those are not to be all that is compared.
+    let step = if cfg!(debug_assertions) { 15 * step } else { step };
     let (mut same, mut differences) = (0, BTreeMap::new());
     for address in file.code.iter().flat_map(|range| range.clone().step_by(step)) {
         let pc = BIAS + address;
@@ -118,7 +118,8 @@ fn assert_same(path: &str, cpu: Cpu, step: usize) {
     assert!(of_million(Difference::OnlyOwn) <= 100, "{path}: {differences:?}");
     assert!(of_million(Difference::FramePointer) <= 100, "{path}: {differences:?}");
     assert!(of_million(Difference::Callers) == 0, "{path}: {differences:?}");
-    assert!(of_million(Difference::End) <= 2000, "{path}: {differences:?}");
+    // Code without tables, and no frame pointer: for ours the stack ends.
+    assert!(of_million(Difference::End) <= 5000, "{path}: {differences:?}");
 }
 
 const LIBRARIES: &str = "/lib/x86_64-linux-gnu";
