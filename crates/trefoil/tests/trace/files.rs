@@ -33,9 +33,25 @@ fn a_file_is_read_as_it_was_written() {
     assert_eq!(read.pid(), Some(std::process::id()));
     assert_eq!((read.program(), read.taken_at()), (snapshot.program(), snapshot.taken_at()));
     assert!(read.program().unwrap().starts_with("trace"), "{:?}", read.program());
-    for len in [0, 10, 40, file.len() - 1] {
+}
+
+/// What follows the program is optional: where wakers were.
+#[test]
+fn a_file_that_is_cut_off_is_read_if_it_has_the_program() {
+    let _watchdog = watchdog();
+    let (snapshot, file) = brief_recording();
+    let program = snapshot.program().unwrap().as_bytes();
+    let at = file.windows(program.len()).rposition(|part| part == program).unwrap();
+    let needed = at + program.len();
+    for len in 0..needed {
         let error = Snapshot::read(&file[..len]).err().unwrap();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidData, "{len} bytes: {error}");
+        assert!(error.to_string().contains("cut off"), "{len} bytes: {error}");
+    }
+    for len in needed..=file.len() {
+        let read = Snapshot::read(&file[..len]).unwrap();
+        assert_eq!(read.goroutines(), snapshot.goroutines(), "{len} bytes");
+        assert_eq!(read.why_all().len(), snapshot.why_all().len(), "{len} bytes");
     }
 }
 

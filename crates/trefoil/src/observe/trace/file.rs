@@ -12,8 +12,11 @@
 //! number of wake-ups,  for each: woken, when, waker, number of its place
 //! ```
 //!
-//! A file whose process has ended too early ends with the program, as one of version 2. Version 1 has neither its second line nor the program. Their
-//! files are still read.
+//! A file of version 2 ends with the program. Version 1 has neither the second line nor the program.
+//! Their files are still read.
+//!
+//! To find the places may take seconds, and the process may end before or while they are written.
+//! So a file that is cut off behind the program is read up to there.
 
 use super::wakes::{PlacedWake, Wakes};
 use super::{Origin, Snapshot};
@@ -59,7 +62,6 @@ pub(super) fn write(
     put_texts(&mut to, &snapshot.names)?;
     if let Some(origin) = &snapshot.origin {
         put_text(&mut to, &origin.program)?;
-        // To find the places may take seconds, and the process may end before.
         to.flush()?;
         find_places(&snapshot.wakes);
         put_wakes(&mut to, snapshot.wakes.all())?;
@@ -68,11 +70,23 @@ pub(super) fn write(
 }
 
 pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
-    let mut from = io::BufReader::new(from);
-    let mut magic = [0; MAGIC.len()];
-    if from.read_exact(&mut magic).is_err() || !magic.starts_with(MAGIC_START) {
+    read_sections(io::BufReader::new(from)).map_err(|e| match e.kind() {
+        io::ErrorKind::UnexpectedEof => invalid("a trace that is cut off"),
+        _ => e,
+    })
+}
+
+/// As [`read`]. The error of a file that is cut off is `UnexpectedEof`.
+fn read_sections(mut from: impl Read) -> io::Result<Snapshot> {
+    let mut magic = Vec::new();
+    from.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
+    let common = magic.len().min(MAGIC_START.len());
+    if magic[..common] != MAGIC_START[..common] {
         return Err(invalid("not a trace of trefoil"));
     }
+    let Ok(magic) = <[u8; MAGIC.len()]>::try_from(magic) else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    };
     let process = match &magic {
         MAGIC | MAGIC_2 => {
             let (pid, taken) = (get(&mut from)?, get(&mut from)?);
@@ -95,7 +109,14 @@ pub(super) fn read(from: impl Read) -> io::Result<Snapshot> {
         Some((pid, taken)) => Some(Origin { pid, taken, program: get_text(&mut from)? }),
         None => None,
     };
-    let wakes = Wakes::read(if &magic == MAGIC { get_wakes(&mut from)? } else { Vec::new() });
+    let mut wakes = Vec::new();
+    if &magic == MAGIC {
+        match get_wakes(&mut from, &mut wakes) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {}
+            result => result?,
+        }
+    }
+    let wakes = Wakes::read(wakes);
     let record = RecordCopy { copied, since_end: 0, waker_samples: None, ps, outside };
     Ok(Snapshot { record, texts, names, wakes, origin })
 }
@@ -110,10 +131,7 @@ fn put(to: &mut impl Write, n: u64) -> io::Result<()> {
 
 fn get(from: &mut impl Read) -> io::Result<u64> {
     let mut bytes = [0; 8];
-    from.read_exact(&mut bytes).map_err(|e| match e.kind() {
-        io::ErrorKind::UnexpectedEof => invalid("a trace that is cut off"),
-        _ => e,
-    })?;
+    from.read_exact(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))
 }
 
@@ -145,23 +163,16 @@ fn put_wakes(to: &mut impl Write, wakes: &[PlacedWake]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns none if the file ends here.
-fn get_wakes(from: &mut impl Read) -> io::Result<Vec<PlacedWake>> {
-    let mut next = Vec::new();
-    from.by_ref().take(size_of::<u64>() as u64).read_to_end(&mut next)?;
-    if next.is_empty() {
-        return Ok(Vec::new());
-    }
-    let from = &mut (&next[..]).chain(from);
+/// Adds the wake-ups to `wakes`, those before an error included.
+fn get_wakes(from: &mut impl Read, wakes: &mut Vec<PlacedWake>) -> io::Result<()> {
     let places: Map<u64, Arc<str>> =
         get_texts(from)?.into_iter().map(|(number, place)| (number, place.into())).collect();
-    let mut wakes = Vec::new();
     for _ in 0..get(from)? {
         let (woken, at, waker) = (get(from)?, get(from)?, get(from)?);
         let place = places.get(&get(from)?).ok_or_else(|| invalid("a trace without a place"))?;
         wakes.push(PlacedWake { woken, at, waker, place: place.clone() });
     }
-    Ok(wakes)
+    Ok(())
 }
 
 fn put_texts(to: &mut impl Write, texts: &Map<u64, Box<str>>) -> io::Result<()> {
@@ -193,6 +204,6 @@ fn get_text(from: &mut impl Read) -> io::Result<Box<str>> {
         return Err(invalid("a trace with a text that is too long"));
     }
     let mut text = vec![0; len as usize];
-    from.read_exact(&mut text).map_err(|_| invalid("a trace that is cut off"))?;
+    from.read_exact(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into())
 }
