@@ -17,12 +17,14 @@
 //! [`FAIRNESS_INTERVAL`]th wake wakes one of them first.
 //!
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (The thread
-//! then blocks, and loses its P.) libc's own locks make the system call directly, not through
+//! then blocks, and loses its P.) In a simulation also one lock of std (`threads/std_lock.rs`), and
+//! there the thread keeps its P. libc's own locks make the system call directly, not through
 //! `syscall`.
 
-use super::park::begin_wait;
+use super::park::{begin_wait, may_park};
 use super::sleep::nanos;
 use super::symbol::NextSymbol;
+use super::threads::std_lock;
 use super::waking::WakeContext;
 use crate::arch;
 use crate::sched::Rt;
@@ -215,6 +217,10 @@ impl FutexCall {
 
     /// Parks the goroutine, or lets the thread wait in the kernel.
     unsafe fn wait(&self, value: u32) -> isize {
+        if self.is_private() && std_lock::is_waited_for_in_kernel(self.word) && may_park() {
+            // SAFETY: the caller's contract.
+            return wait::inside(|_| unsafe { self.wait_in_kernel(value) });
+        }
         if self.is_private()
             && let Some(_wait) = begin_wait()
         {
@@ -231,6 +237,13 @@ impl FutexCall {
                 None => -libc::EINVAL as isize,
             };
         }
+        // SAFETY: the caller's contract.
+        unsafe { self.wait_in_kernel(value) }
+    }
+
+    /// Lets the thread wait in the kernel.
+    unsafe fn wait_in_kernel(&self, value: u32) -> isize {
+        std_lock::note_wait(self.word);
         if let Some(which) = PRIORITY_LOCK.get() {
             PRIORITY_WORDS[which].store(self.word.cast_mut(), Ordering::Relaxed);
         }

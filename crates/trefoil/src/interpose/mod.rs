@@ -147,6 +147,13 @@ pub(crate) fn tell_std_name() {
     threads::std_name::adopt();
 }
 
+/// Finds the lock of std's information about threads, for simulations that come later. Called after
+/// the start of a runtime.
+#[cfg(feature = "std")]
+pub(crate) fn find_std_lock() {
+    threads::std_lock::find();
+}
+
 /// Names the interposed functions, so that the linker keeps them, and prepares those that need it.
 /// Called once, when the runtime starts.
 pub(crate) fn install() {

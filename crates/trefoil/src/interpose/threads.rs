@@ -35,13 +35,15 @@
 //! 3. Nothing is allocated or freed under the lock (`sys/lock.rs`, rule 2).
 //!
 //! A goroutine that has a name gets std's handle of a thread by `pthread_create`, too, without any
-//! thread: `threads/std_name.rs`.
+//! thread: `threads/std_name.rs`. Threads of simulations wait for a lock of std at their start and
+//! end, which threads outside may hold: `threads/std_lock.rs`.
 //!
 //! Rejected: every `pthread_create` on tokio's goroutines starts a goroutine. A library that
 //! tokio's tasks call may need the identity of an OS thread (affinity, a signal mask, `gettid`).
 
 #[cfg(feature = "tokio")]
 pub(super) mod driver_watch;
+pub(super) mod std_lock;
 pub(crate) mod std_name;
 #[cfg(all(test, feature = "tokio"))]
 mod tests;

@@ -792,6 +792,8 @@ impl Builder {
             Ok(runtime) => runtime,
             Err(e) => panic!("cannot start a simulation: {e}"),
         };
+        #[cfg(feature = "std")]
+        crate::interpose::find_std_lock();
         let _enter = EnterAtWakes::new();
         let drive = || match simulation::here() {
             Some(simulation) => {

@@ -33,6 +33,7 @@ mod preloaded;
 #[cfg(all(test, debug_assertions))]
 mod tests;
 
+use crate::interpose::threads::std_lock;
 use crate::mem::magazine::{self, BlocksOf, Class};
 use crate::sched::allocator::in_allocator;
 use crate::sched::m::M;
@@ -229,6 +230,10 @@ unsafe extern "C" fn free(block: *mut c_void) {
         };
         if with_m(push).is_some() {
             return;
+        }
+        if std_lock::is_searching() {
+            // SAFETY: glibc's block, which the caller frees.
+            unsafe { std_lock::before_free(block, malloc_usable_size(block)) };
         }
     }
     // SAFETY: the caller's block.

@@ -17,7 +17,7 @@
 //!    code of the program, the global allocator included, which may call `thread::current()`. That
 //!    is why the first step, which allocates, is on the M's own context, with the M's thread-locals.
 //! 2. The goroutine is not preempted in the second step: std holds a lock of the whole process there
-//!    for a moment.
+//!    for a moment (`std_lock.rs`).
 //!
 //! Rejected: to wrap the closures of goroutines that have names: dumps would show the wrapper's type
 //! after `created by`. To run the goroutine's closure as the thread's closure. It would have six
