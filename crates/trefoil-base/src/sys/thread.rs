@@ -91,9 +91,9 @@ pub fn with_os_threads<T>(f: impl FnOnce() -> T) -> T {
     value
 }
 
-/// Starts a thread of std for code of the runtime that may call the program and all of std. It is an OS
-/// thread, also in a simulation. One function for all: each closure of its own would cost 1,500
-/// lines of LLVM IR.
+/// Starts a thread of std for code of the runtime that may call the program and all of std. It is
+/// an OS thread, also in a simulation. One function for all: each closure of its own would cost
+/// 1,500 lines of LLVM IR.
 pub fn spawn_std(
     name: &str,
     stack_bytes: Option<usize>,

@@ -261,6 +261,7 @@ pub(super) fn own_stack(addresses: &mut [OwnAddress]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::rng::Rng;
     use crate::sys::syscalls;
     use std::ptr::null_mut;
 
@@ -412,5 +413,36 @@ mod tests {
         assert_eq!(made.frame_bytes(c""), None);
         made.headers.clear();
         assert_eq!(made.frame_bytes(c""), None);
+    }
+
+    /// The collector's thread unwinds copies of stacks, which may be damaged.
+    #[test]
+    fn a_damaged_stack_has_a_limited_number_of_frames() {
+        const STACK: Range<u64> = 0x1000..0x1000 + 8 * 8192;
+        let code = a_damaged_stack_has_a_limited_number_of_frames as *const () as u64;
+        let mut rng = Rng::from_seed(1);
+        let mut tables = Tables::load();
+        let mut most = 0;
+        for _ in 0..2_000 {
+            let mut reads = 0;
+            let mut word = |address: u64| {
+                reads += 1;
+                let is_inside = STACK.contains(&address) && address.is_multiple_of(8);
+                // Addresses of code, and of words above this one.
+                let value = match rng.next() % 3 {
+                    0 => code + rng.next() % (1 << 16),
+                    1 => address + 8 * (rng.next() % 8),
+                    _ => code,
+                };
+                is_inside.then_some(value)
+            };
+            let (sp, fp) = (STACK.start, STACK.start + 16);
+            let registers = Registers { pc: code, sp, fp, lr: 0, rbx: 0 };
+            let frames = tables.unwind(registers, STACK, &mut word);
+            assert!(frames.len() <= FRAMES_MAX);
+            assert!(reads <= 64 * FRAMES_MAX, "{reads} reads for {} frames", frames.len());
+            most = most.max(frames.len());
+        }
+        assert!(most > 2, "at most {most} frames: the test damages nothing");
     }
 }
