@@ -419,7 +419,8 @@ mod tests {
     #[test]
     fn a_damaged_stack_has_a_limited_number_of_frames() {
         const STACK: Range<u64> = 0x1000..0x1000 + 8 * 8192;
-        let code = a_damaged_stack_has_a_limited_number_of_frames as *const () as u64;
+        // Behind the first instructions, so that this function has a frame.
+        let code = a_damaged_stack_has_a_limited_number_of_frames as *const () as u64 + 128;
         let mut rng = Rng::from_seed(1);
         let mut tables = Tables::load();
         let mut most = 0;
@@ -437,7 +438,7 @@ mod tests {
                 is_inside.then_some(value)
             };
             let (sp, fp) = (STACK.start, STACK.start + 16);
-            let registers = Registers { pc: code, sp, fp, lr: 0, rbx: 0 };
+            let registers = Registers { pc: code, sp, fp, lr: code, rbx: 0 };
             let frames = tables.unwind(registers, STACK, &mut word);
             assert!(frames.len() <= FRAMES_MAX);
             assert!(reads <= 64 * FRAMES_MAX, "{reads} reads for {} frames", frames.len());
