@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use trefoil_symbols::Elf;
+use trefoil_base::symbols::Elf;
 
 use super::memory::{Mapping, Process, u32_at, u64_at};
 

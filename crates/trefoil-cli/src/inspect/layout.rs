@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use trefoil_symbols::Elf;
+use trefoil_base::symbols::Elf;
 
 use super::images::{Image, files, images};
 use super::memory::{Process, read_elf, u32_at, u64_at};

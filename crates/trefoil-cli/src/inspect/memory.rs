@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use trefoil_symbols::{Cpu, RegisterValue, Registers};
+use trefoil_base::symbols::{Cpu, RegisterValue, Registers};
 
 /// Bytes of a text that are read at most.
 const TEXT_BYTES_MAX: usize = 4096;

@@ -9,7 +9,7 @@ use super::goroutines::{Goroutine, Kind, Place, Runtime, Stack, Wait, What};
 use super::memory::Thread;
 use super::stacks::Unwinder;
 use crate::report::grouped;
-use trefoil_symbols::{Cpu, Frame};
+use trefoil_base::symbols::{Cpu, Frame};
 
 /// Characters of a name that are shown.
 const NAME_MAX_CHARS: usize = 80;

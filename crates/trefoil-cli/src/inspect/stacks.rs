@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use trefoil_symbols::{
+use trefoil_base::symbols::{
     Bytes, CodeAddress, Cpu, Elf, Frame, RegisterValue, Registers, Resolved, SymbolFile,
     UnwindTables, demangle, shown,
 };
@@ -92,7 +92,7 @@ impl Unwinder {
         let part = |name: &str| section(name).map(|(range, bytes)| (range, Bytes::Static(bytes)));
         let text = section(".text").map(|(range, bytes)| (range.start, bytes));
         for Image { bias, range } in images(&elf, mappings) {
-            self.tables.add(trefoil_symbols::Module {
+            self.tables.add(trefoil_base::symbols::Module {
                 range: range.clone(),
                 bias,
                 eh_frame: part(".eh_frame"),

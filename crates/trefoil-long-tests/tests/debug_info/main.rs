@@ -1,4 +1,4 @@
-//! The lines and functions that `trefoil-symbols` finds, against those that addr2line finds.
+//! The lines and functions that `trefoil_base::symbols` finds, against those that addr2line finds.
 //!
 //! Each test compiles programs, or takes its own, and looks up the start of every function and
 //! [`ADDRESSES`] addresses in the code by both. A test says so and passes if the compiler is
@@ -9,12 +9,12 @@
 //! - Several functions or lines at one address, where nothing says which is right: code that the
 //!   linker has removed and left in the table at address 0. No address here is there.
 //! - Rows of code that the linker has removed after rows that it has kept: addr2line adds the rows
-//!   before to the next sequence. trefoil-symbols drops them.
-//! - More than 256 nested inlined calls: trefoil-symbols leaves out the innermost.
+//!   before to the next sequence. trefoil_base::symbols drops them.
+//! - More than 256 nested inlined calls: trefoil_base::symbols leaves out the innermost.
 //! - Damaged tables: addr2line finds nothing in the whole program, unit or function.
-//!   trefoil-symbols uses what precedes the damage.
+//!   trefoil_base::symbols uses what precedes the damage.
 //! - A `.dwo` file whose number is not that of the program's unit: addr2line uses it, and tells
-//!   functions of another build. trefoil-symbols takes it as missing.
+//!   functions of another build. trefoil_base::symbols takes it as missing.
 
 mod programs;
 mod reference;
@@ -23,7 +23,7 @@ use programs::{C_SOURCES, Folder, RUST_SOURCE};
 use reference::Reference;
 use std::path::Path;
 use std::time::Instant;
-use trefoil_symbols::{Elf, SymbolFile};
+use trefoil_base::symbols::{Elf, SymbolFile};
 
 /// How many addresses of each program are looked up, besides the starts of functions.
 const ADDRESSES: u64 = 20_000;

@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use trefoil_symbols::Elf;
+use trefoil_base::symbols::Elf;
 
 type Bytes = EndianSlice<'static, LittleEndian>;
 

@@ -16,7 +16,7 @@ use super::reference::Reference;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use trefoil_symbols::{CodeAddress, Cpu, NoCaller, RegisterValue, Registers, UnwindTables};
+use trefoil_base::symbols::{CodeAddress, Cpu, NoCaller, RegisterValue, Registers, UnwindTables};
 
 const BIAS: u64 = 0x7f12_0000_0000;
 const STACK: Range<u64> = 0x7ffd_0000_0000..0x7ffd_0010_0000;

@@ -1,4 +1,4 @@
-//! The unwinder of trefoil-symbols against others.
+//! The unwinder of trefoil_base::symbols against others.
 //!
 //! - [`files`] compares it with framehop at many addresses of libraries, also of aarch64 where
 //!   those are installed (`libc6-dev-arm64-cross`).
@@ -11,7 +11,7 @@ mod stacks;
 
 use std::ops::Range;
 use std::path::Path;
-use trefoil_symbols::{Bytes, Elf, Module};
+use trefoil_base::symbols::{Bytes, Elf, Module};
 
 type Section = (Range<u64>, &'static [u8]);
 

@@ -1,10 +1,10 @@
-//! framehop behind the interface of trefoil-symbols.
+//! framehop behind the interface of trefoil_base::symbols.
 
 use super::File;
 use framehop::aarch64::{CacheAarch64, UnwindRegsAarch64, UnwinderAarch64};
 use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
 use framehop::{ExplicitModuleSectionInfo, FrameAddress, Unwinder as _};
-use trefoil_symbols::{CodeAddress, Cpu, NoCaller, Registers};
+use trefoil_base::symbols::{CodeAddress, Cpu, NoCaller, Registers};
 
 pub(crate) struct Reference(Tables);
 

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use trefoil_symbols::{CodeAddress, Cpu, NoCaller, RegisterValue, Registers, UnwindTables};
+use trefoil_base::symbols::{CodeAddress, Cpu, NoCaller, RegisterValue, Registers, UnwindTables};
 
 /// How deep the recursion is.
 const DEPTH: u32 = 200;

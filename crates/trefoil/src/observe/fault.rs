@@ -20,7 +20,7 @@ use std::fmt::Write;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::Once;
-use trefoil_symbols::demangle;
+use trefoil_base::symbols::demangle;
 
 /// Frames that are printed. The innermost frames show the recursion.
 const TRACE_FRAMES: usize = 48;

@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use trefoil_symbols::Frame;
+use trefoil_base::symbols::Frame;
 
 /// How many values a sample has at most.
 pub(super) const VALUES_MAX: usize = 3;

@@ -16,7 +16,7 @@ use crate::sched::g::{G, Status};
 use crate::sys::objects::{self, Version};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
-use trefoil_symbols::{
+use trefoil_base::symbols::{
     self as symbols, Bytes, CodeAddress, Cpu, Module, RegisterValue, UnwindTables,
 };
 

@@ -7,7 +7,7 @@
 use super::waits::WaitOffsets;
 use crate::inspect::layout::Layout;
 use crate::inspect::memory::{Process, u32_at, u64_at};
-use trefoil_symbols::Cpu;
+use trefoil_base::symbols::Cpu;
 
 /// The largest sizes of a G or a task without its contents, and of a slab or chunk.
 const SUBJECT_BYTES_MAX: u64 = 1 << 16;

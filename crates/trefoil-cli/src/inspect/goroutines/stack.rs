@@ -7,7 +7,7 @@
 use super::{M, Reader, Stack};
 use crate::inspect::memory::{Process, u32_at, u64_at};
 use crate::inspect::stacks::{Innermost, SpecialCode, Trampoline, Unwinder};
-use trefoil_symbols::{RegisterValue, Registers};
+use trefoil_base::symbols::{RegisterValue, Registers};
 
 /// Bytes of a stack that are read at once; deeper frames are read when they are needed.
 const STACK_BYTES: u64 = 2 << 10;

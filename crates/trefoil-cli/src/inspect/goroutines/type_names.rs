@@ -6,7 +6,7 @@
 
 use super::{Cache, Reader};
 use crate::inspect::memory::u32_at;
-use trefoil_symbols::Cpu;
+use trefoil_base::symbols::Cpu;
 
 impl Reader<'_> {
     /// Returns the function that contains the closure or future of a body: an empty name if the

@@ -25,7 +25,7 @@ use std::io;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use trefoil_symbols::Frame;
+use trefoil_base::symbols::Frame;
 
 /// The time between two visits of the ring.
 const PAUSE: Duration = Duration::from_millis(20);

@@ -27,7 +27,7 @@ use crate::sys::map::{Map, Set};
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::SystemTime;
-use trefoil_symbols::Frame;
+use trefoil_base::symbols::Frame;
 
 /// A stack before its addresses are resolved.
 #[derive(PartialEq, Eq, Hash)]

@@ -20,7 +20,7 @@ use std::ffi::{CStr, OsStr};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use trefoil_symbols::{Call, Elf, SymbolFile};
+use trefoil_base::symbols::{Call, Elf, SymbolFile};
 
 /// Bytes of notes that are compared at most.
 const NOTE_BYTES_MAX: u64 = 1024;

@@ -4,7 +4,7 @@
 //! resolved once and cached: many goroutines wait at the same place, and a lookup in the debug
 //! information takes microseconds (the first lookup reads it, which may take seconds).
 //!
-//! `loaded.rs` finds the file of an address. The crate `trefoil-symbols` reads it.
+//! `loaded.rs` finds the file of an address. `trefoil_base::symbols` reads it.
 
 mod loaded;
 #[cfg(test)]
@@ -14,7 +14,7 @@ pub(super) use loaded::Resolver;
 
 use crate::sys::map::Map;
 use std::sync::Arc;
-use trefoil_symbols::{FRAMES_SHOWN_MAX, Frame, FrameKind, Resolved, demangle, shown};
+use trefoil_base::symbols::{FRAMES_SHOWN_MAX, Frame, FrameKind, Resolved, demangle, shown};
 
 /// A cache of resolved addresses.
 #[derive(Default)]

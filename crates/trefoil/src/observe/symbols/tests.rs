@@ -1,6 +1,6 @@
 use super::*;
 use crate::observe::unwind::{OwnAddress, own_stack};
-use trefoil_symbols::{Elf, frame_kind};
+use trefoil_base::symbols::{Elf, frame_kind};
 
 #[test]
 fn this_file_belongs_to_the_runtime() {

@@ -10,7 +10,7 @@ use crate::sched::wait::reason::WaitReason;
 use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
-use trefoil_symbols::Frame;
+use trefoil_base::symbols::Frame;
 
 /// Bytes of a name that are copied at most.
 const NAME_BYTES_MAX: usize = 256;

@@ -220,7 +220,7 @@ fn sort(index: &mut [(u64, usize)]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::random_below;
+    use crate::symbols::testing::random_below;
 
     #[test]
     fn an_index_of_any_order_is_sorted() {

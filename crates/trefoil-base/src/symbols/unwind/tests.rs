@@ -1,7 +1,7 @@
 //! Tables that are made by hand, and damaged ones.
 
 use super::*;
-use crate::testing::random_below;
+use crate::symbols::testing::random_below;
 
 /// The address of the made `.eh_frame`.
 const SECTION: u64 = 0x1000;

@@ -2,7 +2,7 @@
 
 use super::constants::*;
 use super::*;
-use crate::testing::random_below;
+use crate::symbols::testing::random_below;
 use std::time::{Duration, Instant};
 
 const DW_TAG_COMPILE_UNIT: u8 = 0x11;

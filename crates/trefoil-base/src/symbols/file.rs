@@ -22,8 +22,10 @@
 //! it for longer than a call. A file that is refused is freed before anything but the check that
 //! refuses it has seen it. So nothing refers to memory that was unmapped or freed.
 
-use crate::dwarf::{DebugInfo, DebugSections, KeyTable, Package, Span, SplitUnit, find_last, sort};
-use crate::elf::Elf;
+use crate::symbols::dwarf::{
+    DebugInfo, DebugSections, KeyTable, Package, Span, SplitUnit, find_last, sort,
+};
+use crate::symbols::elf::Elf;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
@@ -454,9 +456,9 @@ impl Write for ShownName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dwarf::tests::{CODE, Wrong, split_program};
-    use crate::elf::Symbol;
-    use crate::testing::random_below;
+    use crate::symbols::dwarf::tests::{CODE, Wrong, split_program};
+    use crate::symbols::elf::Symbol;
+    use crate::symbols::testing::random_below;
     use std::fs;
     use std::os::fd::FromRawFd;
     use std::os::unix::fs::FileExt;

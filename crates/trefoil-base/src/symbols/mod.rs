@@ -9,8 +9,8 @@
 //! read, is the caller's to say. So the runtime uses it inside a process and the command `trefoil`
 //! uses it from outside.
 //!
-//! It is a crate of its own because the readers of debug information are compiled here, while the
-//! compiler still checks the runtime, and only once: no type of the interface is generic.
+//! No type of the interface is generic, so the readers of debug information are compiled here, and
+//! only once.
 //!
 //! Rejected: the crates `addr2line` and `framehop`. Their readers are generic over the kind of
 //! memory, so they are compiled again where they are used: with `gimli` below them they took 10 s of

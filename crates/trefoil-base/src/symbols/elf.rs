@@ -307,7 +307,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{random_below, vdso};
+    use crate::symbols::testing::{random_below, vdso};
 
     /// Reads all of a file. Returns how many symbols have a name.
     fn read_all(bytes: &[u8]) -> Option<usize> {
