@@ -22,14 +22,12 @@
 //! it for longer than a call. A file that is refused is freed before anything but the check that
 //! refuses it has seen it. So nothing refers to memory that was unmapped or freed.
 
-use crate::symbols::dwarf::{
-    DebugInfo, DebugSections, KeyTable, Package, Span, SplitUnit, find_last, sort,
-};
+use crate::symbols::dwarf::{DebugInfo, DebugSections, Package, Span, SplitUnit, find_last, sort};
 use crate::symbols::elf::Elf;
+use crate::sys::map::Map;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 use std::fs::{File, OpenOptions};
-use std::hash::{DefaultHasher, Hasher};
 use std::io::Read as _;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -255,9 +253,7 @@ struct Backing {
     maps: Vec<FileMap>,
     /// The `.dwo` files that lookups have needed. None if there is none, or if it is of another
     /// build: it is not read again.
-    split_files: Vec<(PathBuf, Option<DebugSections>)>,
-    /// Indices into `split_files`, by a hash of the path.
-    split_file_indices: KeyTable,
+    split_files: Map<PathBuf, Option<DebugSections>>,
     /// Inflated sections, and files that were read.
     buffers: Vec<Vec<u8>>,
     /// How many bytes may still be inflated.
@@ -269,8 +265,7 @@ impl Backing {
         Backing {
             other_files,
             maps: Vec::new(),
-            split_files: Vec::new(),
-            split_file_indices: KeyTable::default(),
+            split_files: Map::new(),
             buffers: Vec::new(),
             inflation_left: 0,
         }
@@ -348,25 +343,17 @@ impl Backing {
         path: PathBuf,
         is_wanted: &mut dyn FnMut(&DebugSections) -> bool,
     ) {
-        let mut hasher = DefaultHasher::new();
-        hasher.write(path.as_os_str().as_bytes());
-        let key = hasher.finish();
-        if let Some(index) = self.split_file_indices.get(key) {
-            // If two paths have the same hash, the second file is taken as missing.
-            if let (known, Some(sections)) = &self.split_files[index as usize]
-                && *known == path
-            {
+        if let Some(known) = self.split_files.get(&path) {
+            if let Some(sections) = known {
                 is_wanted(sections);
             }
             return;
         }
-        let Ok(index) = u32::try_from(self.split_files.len()) else { return };
         let sections = self.read_elf(&path, &mut |elf, backing| {
             let mut section = |name: &str| backing.section(elf, name);
             Some(DebugSections::of_split_file(&mut section)).filter(&mut *is_wanted)
         });
-        self.split_files.push((path, sections));
-        self.split_file_indices.insert(key, index);
+        self.split_files.insert(path, sections);
     }
 
     /// Returns the bytes of a section, inflated. They are valid as long as `self`.
@@ -622,7 +609,7 @@ mod tests {
                 let mut file = SymbolFile::map(&path, &path, |_| true).unwrap();
                 assert_eq!(look_up(&mut file), expected, "version {version}");
                 assert_eq!(file.backing.buffers.len(), buffers);
-                let [(known, sections)] = &file.backing.split_files[..] else { panic!() };
+                let [(known, sections)] = file.backing.split_files.entries() else { panic!() };
                 assert_eq!((known, sections.is_some()), (&other_path, !expected.is_empty()));
                 // It is not read again, even for another unit.
                 fs::remove_file(&other_path).unwrap();

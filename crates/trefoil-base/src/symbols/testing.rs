@@ -1,15 +1,11 @@
 //! What the tests of several files need.
 
+use crate::sys::rng::Rng;
+
 /// Returns a function that returns the same random numbers in each run, below its argument.
 pub(crate) fn random_below() -> impl FnMut(usize) -> usize {
-    let mut state = 1u64;
-    move |below| {
-        // xorshift.
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 8) as usize % below
-    }
+    let mut rng = Rng::from_seed(1);
+    move |below| rng.next() as usize % below
 }
 
 /// Returns the vdso: a small ELF file in memory. Empty in an emulator of user programs, which has

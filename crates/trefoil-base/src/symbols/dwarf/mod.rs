@@ -50,7 +50,7 @@ mod value;
 
 pub(crate) use package::Package;
 pub(crate) use sections::DebugSections;
-pub(crate) use spans::{KeyTable, Span, find_last, sort};
+pub(crate) use spans::{Span, find_last, sort};
 
 use abbreviations::{RootAbbreviations, RootAttributes, RootPlace};
 use aranges::AddressSets;

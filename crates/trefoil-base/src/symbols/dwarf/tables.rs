@@ -7,9 +7,9 @@ use super::abbreviations::Abbreviations;
 use super::lines::Lines;
 use super::reader::Reader;
 use super::sections::DebugSections;
-use super::spans::KeyTable;
 use super::unit::Unit;
 use super::value::Encoding;
+use crate::sys::map::Map;
 use std::sync::Arc;
 
 /// How many bytes all lookups read, for each byte of the sections. The entries of a unit are read
@@ -50,7 +50,7 @@ impl WorkLeft {
 /// The abbreviations and line tables of all units that were looked up.
 pub(super) struct Tables {
     /// Indices into `abbreviations` or `lines`.
-    known: KeyTable,
+    known: Map<u64, u32>,
     abbreviations: Vec<Arc<Abbreviations>>,
     /// None if it is damaged.
     lines: Vec<Option<Lines>>,
@@ -80,7 +80,7 @@ fn key(kind: Kind, address: usize) -> u64 {
 impl Tables {
     pub(super) fn new(sections: &DebugSections) -> Tables {
         Tables {
-            known: KeyTable::default(),
+            known: Map::new(),
             abbreviations: Vec::new(),
             lines: Vec::new(),
             work_left: WorkLeft::for_bytes(sections.bytes_of_tables()),
@@ -90,8 +90,7 @@ impl Tables {
     /// Allows what is in a `.dwo` or `.dwp` file to be read.
     pub(super) fn allow_split_file(&mut self, sections: &DebugSections) {
         let key = key(Kind::SplitFile, sections.file_start);
-        if self.known.get(key).is_none() {
-            self.known.insert(key, 0);
+        if self.known.insert(key, 0).is_none() {
             let more = WorkLeft::for_bytes(sections.file_bytes);
             self.work_left.0 = self.work_left.0.saturating_add(more.0);
         }
@@ -102,7 +101,7 @@ impl Tables {
         let table = unit.abbreviations_reader();
         let address = table.map_or(0, |table| table.address());
         let key = key(Kind::Abbreviations(unit.encoding), address);
-        if let Some(index) = self.known.get(key) {
+        if let Some(&index) = self.known.get(&key) {
             return self.abbreviations[index as usize].clone();
         }
         let all = Arc::new(Abbreviations::read(table, unit.encoding, &mut self.work_left));
@@ -116,7 +115,7 @@ impl Tables {
     /// Returns the number of the line table of a unit.
     pub(super) fn lines_of(&mut self, unit: &Unit) -> Option<u32> {
         let key = key(Kind::Lines, Reader::at(unit.sections.line, unit.lines_at?)?.address());
-        if let Some(index) = self.known.get(key) {
+        if let Some(&index) = self.known.get(&key) {
             return Some(index);
         }
         let index = u32::try_from(self.lines.len()).ok()?;
