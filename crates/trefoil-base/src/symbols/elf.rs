@@ -66,9 +66,17 @@ pub struct Section<'a> {
 pub struct Segment<'a> {
     /// What it is: `PT_LOAD`, `PT_NOTE` and others.
     pub kind: u32,
+    /// Whether it may be executed.
+    pub is_executable: bool,
+    /// Where it begins in the file.
+    pub offset: u64,
     /// Where it is loaded, before relocation.
     pub address: u64,
-    /// Its bytes in the file.
+    /// How many bytes it has in the file, as its header says.
+    pub file_size: u64,
+    /// How many bytes it has in memory.
+    pub size: u64,
+    /// Its bytes in the file. Empty if they are beyond its end.
     pub bytes: &'a [u8],
 }
 
@@ -133,11 +141,15 @@ impl<'a> Elf<'a> {
     pub fn segments(&self) -> impl Iterator<Item = Segment<'a>> + use<'a> {
         let bytes = self.bytes;
         self.segments.chunks_exact(SEGMENT_HEADER_BYTES).filter_map(move |header| {
-            let (at, size) = (u64_at(header, 8)?, u64_at(header, 32)?);
+            let (offset, file_size) = (u64_at(header, 8)?, u64_at(header, 32)?);
             Some(Segment {
                 kind: u32_at(header, 0)?,
+                is_executable: u32_at(header, 4)? & libc::PF_X != 0,
+                offset,
                 address: u64_at(header, 16)?,
-                bytes: bytes_at(bytes, at, size).unwrap_or_default(),
+                file_size,
+                size: u64_at(header, 40)?,
+                bytes: bytes_at(bytes, offset, file_size).unwrap_or_default(),
             })
         })
     }

@@ -10,12 +10,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use trefoil_base::symbols::Elf;
+use trefoil_base::symbols::{Elf, Segment};
 
-use super::memory::{Mapping, Process, u32_at, u64_at};
-
-/// Bytes of an entry in the table of segments.
-const HEADER_BYTES: usize = 56;
+use super::memory::{Mapping, Process};
 
 /// A place where a file is loaded.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,13 +35,13 @@ pub(super) fn files(process: &Process) -> BTreeMap<&Path, Vec<&Mapping>> {
 /// Returns where a file is loaded: nowhere if it is only read, and several times if it was loaded
 /// into several namespaces. If no place has all segments, returns those that have the most.
 pub(super) fn images(elf: &Elf<'_>, mappings: &[&Mapping]) -> Vec<Image> {
-    let loads: Vec<Load> =
-        elf.segment_table().chunks_exact(HEADER_BYTES).filter_map(load).collect();
-    let in_file = || loads.iter().filter(|load| load.has_bytes);
+    let end = |segment: &Segment<'_>| segment.address.checked_add(segment.size);
+    let loads = || elf.segments().filter(|s| s.kind == libc::PT_LOAD && end(s).is_some());
+    let in_file = || loads().filter(|segment| segment.file_size != 0);
     let (Some(first), Some(start), Some(end)) = (
         in_file().next(),
-        loads.iter().map(|load| load.addresses.start).min(),
-        loads.iter().map(|load| load.addresses.end).max(),
+        loads().map(|segment| segment.address).min(),
+        loads().filter_map(|segment| end(&segment)).max(),
     ) else {
         return Vec::new();
     };
@@ -54,13 +51,13 @@ pub(super) fn images(elf: &Elf<'_>, mappings: &[&Mapping]) -> Vec<Image> {
             .start
             .wrapping_sub(mapping.offset)
             .wrapping_add(first.offset)
-            .wrapping_sub(first.addresses.start);
+            .wrapping_sub(first.address);
         let range = bias.wrapping_add(start)..bias.wrapping_add(end);
         let image = Image { bias, range };
         if image.range.is_empty() || found.iter().any(|(_, other)| *other == image) {
             continue;
         }
-        let segments = in_file().filter(|load| load.is_mapped(bias, mappings)).count();
+        let segments = in_file().filter(|segment| is_mapped(segment, bias, mappings)).count();
         if segments != 0 {
             found.push((segments, image));
         }
@@ -73,39 +70,15 @@ pub(super) fn images(elf: &Elf<'_>, mappings: &[&Mapping]) -> Vec<Image> {
         .collect()
 }
 
-/// A segment that is loaded.
-struct Load {
-    /// Where it begins in the file.
-    offset: u64,
-    /// Before relocation.
-    addresses: Range<u64>,
-    /// Whether the file has a part of it.
-    has_bytes: bool,
-    is_executable: bool,
-}
-
-/// Reads an entry of the table of segments.
-fn load(header: &[u8]) -> Option<Load> {
-    let address = u64_at(header, 16);
-    let end = address.checked_add(u64_at(header, 40))?;
-    (u32_at(header, 0) == libc::PT_LOAD).then_some(Load {
-        offset: u64_at(header, 8),
-        addresses: address..end,
-        has_bytes: u64_at(header, 32) != 0,
-        is_executable: u32_at(header, 4) & libc::PF_X != 0,
+/// Returns whether the beginning of a segment is mapped where it is if the file is loaded with this
+/// bias.
+fn is_mapped(segment: &Segment<'_>, bias: u64, mappings: &[&Mapping]) -> bool {
+    let address = bias.wrapping_add(segment.address);
+    mappings.iter().any(|mapping| {
+        (mapping.start..mapping.end).contains(&address)
+            && mapping.offset.checked_add(address - mapping.start) == Some(segment.offset)
+            && (mapping.is_executable || !segment.is_executable)
     })
-}
-
-impl Load {
-    /// Returns whether its beginning is mapped where it is if the file is loaded with this bias.
-    fn is_mapped(&self, bias: u64, mappings: &[&Mapping]) -> bool {
-        let address = bias.wrapping_add(self.addresses.start);
-        mappings.iter().any(|mapping| {
-            (mapping.start..mapping.end).contains(&address)
-                && mapping.offset.checked_add(address - mapping.start) == Some(self.offset)
-                && (mapping.is_executable || !self.is_executable)
-        })
-    }
 }
 
 #[cfg(test)]
@@ -115,6 +88,8 @@ mod tests {
 
     const BASE: u64 = 0x5555_0000_0000;
     const BIAS: u64 = BASE;
+    /// Bytes of an entry in the table of segments.
+    const HEADER_BYTES: usize = 56;
     /// Bytes of the made file.
     const FILE_BYTES: u64 = 0x5800;
 
