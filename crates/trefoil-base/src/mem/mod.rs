@@ -169,7 +169,6 @@ impl StackCache {
 
     /// Takes a credit: a stack will be available when it is needed. An error becomes the error of
     /// `go`.
-    #[inline]
     pub fn reserve_one(&mut self) -> Result<(), ReserveError> {
         if self.credits == 0 {
             return self.reserve_slow();
@@ -289,7 +288,6 @@ pub fn release(mut stack: Stack) {
 }
 
 /// Does what [`StackCache::reserve_one`] does, for a thread without a P.
-#[inline]
 pub fn reserve_one() -> io::Result<()> {
     Ok(arena::reserve(StackConfig::get()?.default(), 1)?)
 }

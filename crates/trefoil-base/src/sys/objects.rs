@@ -19,13 +19,11 @@ impl Version {
     pub const NONE: Version = Version { added: 0, removed: 0 };
 
     /// Returns the version at which [`for_each`] visits this object.
-    #[inline]
     pub fn of(info: &libc::dl_phdr_info) -> Version {
         Version { added: info.dlpi_adds, removed: info.dlpi_subs }
     }
 
     /// Returns the version of the objects that are loaded now.
-    #[inline]
     pub fn now() -> Version {
         let mut version = Version::NONE;
         for_each(|info, _| version = Version::of(info));

@@ -12,6 +12,7 @@
 //! Rejected: a crate for protocol buffers or for gzip, because pprof reads plain files too.
 
 use super::protobuf::Message;
+use super::symbols::own_file;
 use crate::sched::labels::LabelSet;
 use crate::sys::map::Map;
 use crate::sys::sort::{sort_by, sort_by_key};
@@ -341,9 +342,7 @@ impl Profile {
     /// # Errors
     /// Returns the error of the writer `to`, if it has one.
     pub fn write_pprof(&self, mut to: impl Write) -> io::Result<()> {
-        // std asks for the file of the main thread, which may have ended.
-        let of_thread = |_| std::fs::read_link("/proc/thread-self/exe");
-        let program = std::env::current_exe().or_else(of_thread).unwrap_or_default();
+        let program = std::fs::read_link(own_file("exe")).unwrap_or_default();
         let program = program.to_string_lossy();
         let comment = if self.lost > 0 { format!("lost: {}", self.lost) } else { String::new() };
         to.write_all(&Encoder::default().profile(self, &program, &comment).0)

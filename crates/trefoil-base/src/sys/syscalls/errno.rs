@@ -33,7 +33,6 @@ impl Errno {
     pub const TIMEDOUT: Errno = Errno(libc::ETIMEDOUT);
 
     /// Returns the error of a call that was made by std. None if it is an error of std itself.
-    #[inline]
     pub fn of_io_error(error: &io::Error) -> Option<Errno> {
         error.raw_os_error().map(Errno)
     }

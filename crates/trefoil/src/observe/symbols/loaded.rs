@@ -203,7 +203,7 @@ impl Identity {
 
 /// Returns the path of a file about this process in `/proc`. If the main thread has ended, that is
 /// a file of the calling thread. Otherwise it is not, because emulators know only the first path.
-fn own_file(name: &str) -> PathBuf {
+pub(in crate::observe) fn own_file(name: &str) -> PathBuf {
     let main_has_ended = std::fs::read_link("/proc/self/exe").is_err();
     let folder = if main_has_ended { "/proc/thread-self" } else { "/proc/self" };
     Path::new(folder).join(name)

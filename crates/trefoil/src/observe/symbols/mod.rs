@@ -10,7 +10,7 @@ mod loaded;
 #[cfg(test)]
 mod tests;
 
-pub(super) use loaded::Resolver;
+pub(super) use loaded::{Resolver, own_file};
 
 use crate::sys::map::Map;
 use std::sync::Arc;
