@@ -7,7 +7,7 @@ mod common;
 use std::ffi::c_int;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::panic::catch_unwind;
@@ -560,6 +560,69 @@ fn close_range_closes_simulated_sockets() {
             assert_eq!(libc::close_range(FIRST as u32, FIRST as u32 + 2, 0), 0);
         }
         assert_eq!(ask(&mut stream, "x").unwrap(), "X");
+    });
+}
+
+#[test]
+fn closing_ends_the_first_wait_for_a_number() {
+    const SEEDS: u32 = 100;
+    /// From here on, so that no goroutine has waited for one of the numbers.
+    static NEXT: AtomicU32 = AtomicU32::new(400);
+    for close_range in [false, true] {
+        for seed in 0..SEEDS {
+            let seed: sim::Seed = format!("uniform:{seed:x}").parse().unwrap();
+            let run = sim::builder().replay(&seed, move || {
+                let listener = TcpListener::bind("0.0.0.0:80").unwrap();
+                let stream = TcpStream::connect("127.0.0.1:80").unwrap();
+                let _peer = listener.accept().unwrap();
+                let fd = NEXT.fetch_add(1, SeqCst) as c_int;
+                // SAFETY: descriptors of the test's own, and a byte.
+                unsafe {
+                    let made = libc::fcntl(stream.as_raw_fd(), libc::F_DUPFD_CLOEXEC, fd);
+                    assert_eq!(made, fd);
+                    let reader = go(move || {
+                        let mut byte = [0u8; 1];
+                        libc::read(fd, byte.as_mut_ptr().cast(), 1)
+                    });
+                    let closed = if close_range {
+                        libc::close_range(fd as u32, fd as u32, 0)
+                    } else {
+                        libc::close(fd)
+                    };
+                    assert_eq!((closed, reader.join().unwrap()), (0, -1));
+                }
+            });
+            run.unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_child_of_vfork_closes_only_its_own_descriptors() {
+    sim::run(|| {
+        start_shouter();
+        let mut stream = TcpStream::connect("shouter:7").unwrap();
+        let (fd, copy) = (stream.as_raw_fd(), stream.try_clone().unwrap().into_raw_fd());
+        for call in 0..3 {
+            // SAFETY: descriptors of the test's own. The child only makes calls that need no memory.
+            unsafe {
+                #[expect(deprecated, reason = "what the test is about")]
+                let child = libc::vfork();
+                if child == 0 {
+                    match call {
+                        0 => libc::close(fd),
+                        1 => libc::close_range(fd as u32, fd as u32, 0),
+                        _ => libc::dup2(2, copy),
+                    };
+                    libc::_exit(0);
+                }
+                assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
+            }
+        }
+        assert_eq!(ask(&mut stream, "x").unwrap(), "X");
+        // SAFETY: a copy of the test's own.
+        let mut copy = unsafe { TcpStream::from_raw_fd(copy) };
+        assert_eq!(ask(&mut copy, "y").unwrap(), "Y");
     });
 }
 

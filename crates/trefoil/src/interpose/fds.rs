@@ -215,6 +215,12 @@ pub(super) fn note_process() {
     PROCESS.store(process_id(), Ordering::Relaxed);
 }
 
+/// Returns whether the caller is a child of `fork` or `vfork`, whose descriptors are its own. A child
+/// of `vfork` shares its parent's memory.
+pub(super) fn is_child() -> bool {
+    is_forked() || PROCESS.load(Ordering::Relaxed) != process_id()
+}
+
 fn process_id() -> i32 {
     // SAFETY: no arguments.
     unsafe { syscall(libc::SYS_getpid, []) as i32 }
@@ -223,15 +229,15 @@ fn process_id() -> i32 {
 /// Called before the descriptor is closed: ends its waits with an error, and resets its entry.
 /// Returns whether [`after_close`] must be called.
 ///
-/// Ends no wait in a child of `fork` or `vfork`: its descriptors are its own, and a child of
-/// `vfork` shares its parent's memory.
+/// Ends no wait in a child of `fork` or `vfork` ([`is_child`]).
 pub(super) fn before_close(fd: RawFd) -> bool {
     if is_forked() {
         return false;
     }
     let Some(entry) = existing(fd) else { return false };
     let pollable = entry.existing_pollable();
-    if pollable.is_some() && PROCESS.load(Ordering::Relaxed) != process_id() {
+    // Last, because `is_child` makes a system call.
+    if pollable.is_some() && is_child() {
         return false;
     }
     entry.reset();
@@ -242,7 +248,7 @@ pub(super) fn before_close(fd: RawFd) -> bool {
 }
 
 /// Called after the descriptor is closed: goroutines that began to wait during the close retry
-/// their call.
+/// their call. One that is the first ever to wait for this number is not known to the close.
 pub(super) fn after_close(fd: RawFd) {
     let Some(entry) = existing(fd) else { return };
     entry.reset();

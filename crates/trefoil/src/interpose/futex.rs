@@ -17,8 +17,8 @@
 //! [`FAIRNESS_INTERVAL`]th wake wakes one of them first.
 //!
 //! Left to the kernel: futexes shared with other processes, and priority inheritance. (The thread
-//! then blocks, and loses its P.) In a simulation also one lock of std (`threads/std_lock.rs`), and
-//! there the thread keeps its P. libc's own locks make the system call directly, not through
+//! then blocks, and loses its P.) In a simulation also short waits for one lock of std
+//! (`threads/std_lock.rs`), and there the thread keeps its P. libc's own locks make the system call directly, not through
 //! `syscall`.
 
 use super::park::{begin_wait, may_park};
@@ -30,7 +30,7 @@ use crate::arch;
 use crate::sched::Rt;
 use crate::sched::calls;
 use crate::sched::is_to_be_orphaned;
-use crate::sched::simulation::WaitOutside;
+use crate::sched::simulation::{Undecided, WaitOutside};
 use crate::sched::wait;
 use crate::sched::wait::deferred::{key_of, wake_later};
 use crate::sched::wait::holder::note_object;
@@ -217,9 +217,21 @@ impl FutexCall {
 
     /// Parks the goroutine, or lets the thread wait in the kernel.
     unsafe fn wait(&self, value: u32) -> isize {
-        if self.is_private() && std_lock::is_waited_for_in_kernel(self.word) && may_park() {
-            // SAFETY: the caller's contract.
-            return wait::inside(|_| unsafe { self.wait_in_kernel(value) });
+        if self.is_private()
+            && self.timeout.is_null()
+            && std_lock::is_waited_for_in_kernel(self.word)
+            && may_park()
+        {
+            // Threads outside decide how often this happens.
+            let _undecided = Undecided::begin();
+            let limit = std_lock::KERNEL_WAIT;
+            let call = FutexCall { op: WAIT | PRIVATE, timeout: &raw const limit, ..*self };
+            // SAFETY: the caller's contract; the kernel reads `limit` during the call.
+            let result = wait::inside(|_| unsafe { call.wait_in_kernel(value) });
+            if result != -(libc::ETIMEDOUT as isize) {
+                return result;
+            }
+            // The owner may need this P.
         }
         if self.is_private()
             && let Some(_wait) = begin_wait()
@@ -271,6 +283,8 @@ impl FutexCall {
 
     /// Wakes up to `count` waiters.
     unsafe fn wake(&self, count: u32) -> isize {
+        // Threads outside decide whether there are waiters for that lock.
+        let _undecided = std_lock::is_waited_for_in_kernel(self.word).then(Undecided::begin);
         // SAFETY: the caller's contract.
         let kernel = |count| unsafe { self.in_kernel(count) };
         // Pairs with the count in `park`: this thread sees the sleeper, or the sleeper sees the new

@@ -7,7 +7,7 @@ use crate::interpose::fds;
 use crate::interpose::park::on_goroutine;
 use crate::simnet;
 use crate::sys::clock;
-use crate::sys::fork::is_forked;
+use crate::sys::lock;
 use crate::sys::raw::{syscall, to_libc};
 use libc::socklen_t;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
@@ -50,13 +50,20 @@ fn forget_simulated(fd: c_int) -> bool {
 
 #[cold]
 fn forget_simulated_slow(fd: c_int) -> bool {
-    if is_forked() {
-        return false; // The descriptors of a child are its own.
+    if !may_forget() {
+        return false;
     }
     let is_simulated = simulated::network().is_some_and(|network| network.before_close(fd));
     // Last: the caller may have been preempted before, and the number retired meanwhile.
     simnet::retired::note_close(fd);
     is_simulated
+}
+
+/// Returns whether descriptors that the caller closes may be forgotten: not in a child, whose
+/// descriptors are its own, and not in a signal handler that interrupted code under a lock of the
+/// runtime.
+fn may_forget() -> bool {
+    !fds::is_child() && !lock::holds_runtime_lock()
 }
 
 /// Returns whether the kernel has `close_range` and allows it.
@@ -66,18 +73,19 @@ fn may_close_range() -> bool {
     result == -(libc::EINVAL as isize)
 }
 
-/// Calls `real`, which closes descriptors from `first` to `last`. Some may belong to simulations.
-fn close_simulated_range(first: c_uint, last: c_uint, real: impl FnOnce() -> c_int) -> c_int {
+/// As [`forget_simulated`], for the descriptors from `first` to `last`. Returns whether there may be
+/// simulated sockets among them.
+fn forget_simulated_range(first: c_uint, last: c_uint) -> bool {
     let has_any = clock::has_simulations() || simnet::retired::has_any();
-    if !has_any || is_forked() {
-        return real();
+    if !has_any || !may_forget() {
+        return false;
     }
     if let Some(network) = simulated::network() {
         network.before_close_range(first, last);
     }
     // Last, as in `forget_simulated_slow`.
     simnet::retired::note_close_range(first, last);
-    simnet::sockets::close_marked_range(first, last, || real() as isize) as c_int
+    true
 }
 
 /// Returns the result of `real`, which duplicates `fd`.
@@ -93,7 +101,9 @@ fn duplicate(fd: c_int, real: impl FnOnce() -> c_int) -> c_int {
 /// In a simulation: `fd` was duplicated as `rc`, unless that is an error.
 #[inline(always)]
 fn after_duplicate(fd: c_int, rc: c_int) {
-    if let Some(network) = simulated::network() {
+    if let Some(network) = simulated::network()
+        && !fds::is_child()
+    {
         network.after_duplicate(fd, rc);
     }
 }
@@ -144,7 +154,9 @@ fn is_simulated(fd: c_int) -> bool {
 
 #[cold]
 fn is_simulated_slow(fd: c_int) -> bool {
-    on_goroutine() && simnet::here().is_some_and(|network| network.has_socket(fd))
+    on_goroutine()
+        && simnet::here().is_some_and(|network| network.has_socket(fd))
+        && !fds::is_child()
 }
 
 /// `dup3`, or `dup2` without flags; `real` is the real function.
@@ -271,8 +283,14 @@ interpose! {
         if flags != 0 || !may_close_range() {
             return real(first, last, flags);
         }
+        let is_simulated = forget_simulated_range(first, last);
         let known = fds::before_close_range(first, last);
-        let rc = close_simulated_range(first, last, || real(first, last, flags));
+        let rc = if is_simulated {
+            let close = || real(first, last, flags) as isize;
+            simnet::sockets::close_marked_range(first, last, close) as c_int
+        } else {
+            real(first, last, flags)
+        };
         if known {
             fds::after_close_range(first, last);
         }
