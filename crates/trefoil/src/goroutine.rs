@@ -1,11 +1,11 @@
 //! Starting goroutines: `go`, `Builder`; and `yield_now`, `id`.
 
 use crate::join_handle::{Join, JoinHandle};
-use crate::runtime::{self, PanicMode};
+use crate::runtime::{PanicMode, current_sched};
 use crate::sched::calls;
 use crate::sched::current_g;
 use crate::sched::g::G;
-use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::goroutine::spawn::{SpawnOptions, spawn};
 use std::io;
 use std::panic::Location;
 
@@ -57,13 +57,7 @@ where
     T: Send + 'static,
 {
     // SAFETY: F and T are Send and 'static.
-    let g = unsafe {
-        if current_g().is_some() {
-            spawn(SpawnTarget::Current, options, f)?
-        } else {
-            spawn(SpawnTarget::Runtime(runtime::default_sched()?), options, f)?
-        }
-    };
+    let g = unsafe { spawn(current_sched()?, options, f)? };
     // SAFETY: just spawned with result type T, and this is its only handle.
     Ok(JoinHandle::from_join(unsafe { Join::new(g) }))
 }

@@ -1,7 +1,7 @@
 //! Runtimes: `run`, `Runtime`, `RuntimeBuilder`; and functions about the caller's runtime.
 
 use crate::join_handle::{Join, JoinHandle};
-use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::goroutine::spawn::{SpawnOptions, spawn};
 use crate::sched::monitor::sysmon::SLICE_NANOS;
 use crate::sched::simulation::Outside;
 use crate::sched::task::waker::{self, TaskWaiter};
@@ -152,7 +152,7 @@ impl Runtime {
         let _wait = self.sched.config.is_system.then(observe::deadlock::SystemRuntimeWait::new);
         // SAFETY: F and T are Send. What they borrow outlives this call, because it returns only
         // after the goroutine has ended.
-        let spawned = unsafe { spawn(SpawnTarget::Runtime(&self.sched), options, f) };
+        let spawned = unsafe { spawn(&self.sched, options, f) };
         let main = match spawned {
             // SAFETY: just spawned with result type T, and this is its only handle.
             Ok(g) => unsafe { Join::new(g) },
@@ -186,7 +186,7 @@ impl Runtime {
     {
         // SAFETY: F and T are Send and 'static. T is the result type, and this is the only handle.
         unsafe {
-            let g = spawn(SpawnTarget::Runtime(&self.sched), SpawnOptions::plain(), f)?;
+            let g = spawn(&self.sched, SpawnOptions::plain(), f)?;
             Ok(JoinHandle::from_join(Join::new(g)))
         }
     }
@@ -592,6 +592,7 @@ pub(crate) fn default_sched() -> io::Result<&'static Sched> {
 }
 
 /// Returns the caller's runtime, or the default runtime on a plain thread.
+#[inline]
 pub(crate) fn current_sched() -> io::Result<&'static Sched> {
     calls::current_sched().map_or_else(default_sched, Ok)
 }

@@ -2,10 +2,9 @@
 
 use crate::goroutine::Builder;
 use crate::join_handle::Join;
-use crate::runtime;
-use crate::sched::current_g;
+use crate::runtime::current_sched;
 use crate::sched::goroutine::scope::ScopeData;
-use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::goroutine::spawn::{SpawnOptions, spawn};
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
@@ -114,14 +113,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.data.add();
         // SAFETY: F and T are Send. What they borrow outlives 'scope, and `scope` does not return
         // before the count of its goroutines is zero.
-        let spawned = unsafe {
-            if current_g().is_some() {
-                spawn(SpawnTarget::Current, options, f)
-            } else {
-                runtime::default_sched()
-                    .and_then(|sched| spawn(SpawnTarget::Runtime(sched), options, f))
-            }
-        };
+        let spawned = unsafe { current_sched().and_then(|sched| spawn(sched, options, f)) };
         match spawned {
             Ok(g) => Ok(ScopedJoinHandle {
                 // SAFETY: just spawned with result type T, and this is its only handle.

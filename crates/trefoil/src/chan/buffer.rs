@@ -126,10 +126,10 @@ pub(super) struct Buffer {
 const _: () = assert!(BLOCK_MAX <= u8::MAX as usize, "`end` must hold the length of a block");
 
 impl Buffer {
-    /// Creates an empty buffer for `cap` elements of type T. `ring` is the memory of its ring
-    /// ([`ring_layout`]), which it does not own.
-    pub(super) fn new<T>(cap: usize, ring: *mut u8) -> Buffer {
-        const { assert!(size_of::<T>() <= u32::MAX as usize, "a value of 4 GiB or more") };
+    /// Creates an empty buffer for `cap` elements, each of the layout `elem` and below 4 GiB. `ring`
+    /// is the memory of its ring ([`ring_layout`]), which it does not own.
+    pub(super) fn new(cap: usize, elem: Layout, ring: *mut u8) -> Buffer {
+        debug_assert!(u32::try_from(elem.size()).is_ok(), "`elem_size` must hold the size");
         Buffer {
             len: AtomicUsize::new(0),
             cap,
@@ -139,8 +139,8 @@ impl Buffer {
             last: Cell::new(null_mut()),
             spare: Cell::new(null_mut()),
             discarded: AtomicPtr::new(null_mut()),
-            elem_size: size_of::<T>() as u32,
-            elem_align_log2: align_of::<T>().trailing_zeros() as u8,
+            elem_size: elem.size() as u32,
+            elem_align_log2: elem.align().trailing_zeros() as u8,
         }
     }
 
@@ -462,20 +462,21 @@ impl Buffer {
         contents
     }
 
-    /// Returns the next element of `contents`, which was taken from this buffer, or None at the
-    /// end. Frees the blocks of a chain that it has used up.
+    /// Moves the next element of `contents`, which was taken from this buffer, to `to`. Returns
+    /// false at the end. Frees the blocks of a chain that it has used up.
     ///
     /// # Safety
-    /// No thread pushes to this buffer any more (the contents of a ring are still in it), and T is
-    /// its type.
-    pub(super) unsafe fn next_of<T>(&self, contents: &mut Contents) -> Option<T> {
-        let chain = self.is_chain(TypedElem::<T>::ELEM);
+    /// No thread pushes to this buffer any more (the contents of a ring are still in it); `to` has
+    /// room for an element.
+    pub(super) unsafe fn pop_of(&self, contents: &mut Contents, to: *mut u8) -> bool {
+        let elem = self.elem();
+        let chain = self.is_chain(elem);
         if contents.len == 0 {
             if chain && !contents.base.is_null() {
                 let first = std::mem::replace(&mut contents.base, null_mut()).cast();
                 drop(Blocks { first, layout: self.block_layout().0 });
             }
-            return None;
+            return false;
         }
         let at = contents.at;
         contents.len -= 1;
@@ -484,24 +485,25 @@ impl Buffer {
             if !contents.extra.is_null() {
                 let block = contents.extra;
                 contents.extra = (*block).next.replace(null_mut());
-                let value = self.slot_in(block, 0).cast::<T>().read();
+                elem.copy(self.slot_in(block, 0), to);
                 drop(Blocks { first: block, layout: self.block_layout().0 });
-                return Some(value);
+                return true;
             }
             if !chain {
                 contents.at = self.wrap(at + 1);
-                return Some(self.ring_slot(TypedElem::<T>::ELEM, at).cast::<T>().read());
+                elem.copy(self.ring_slot(elem, at), to);
+                return true;
             }
             let block: *mut BlockHeader = contents.base.cast();
-            let value = self.slot_in(block, at).cast::<T>().read();
+            elem.copy(self.slot_in(block, at), to);
             contents.at = at + 1;
             if contents.at == self.block_len() && contents.len > 0 {
                 contents.at = 0;
                 contents.base = (*block).next.replace(null_mut()).cast();
                 drop(Blocks { first: block, layout: self.block_layout().0 });
             }
-            Some(value)
         }
+        true
     }
 }
 

@@ -57,6 +57,7 @@ use crate::sched::wait::holder;
 use crate::sched::wait::reason::WaitReason;
 use crate::sched::wait::{self, Waiter};
 use crate::sys::clock::{NEVER, Nanos, now};
+use std::alloc::Layout;
 use std::mem::MaybeUninit;
 
 /// See the head of the file.
@@ -124,12 +125,12 @@ pub(super) enum OpResult {
 }
 
 impl Core {
-    pub(super) fn new<T>(cap: usize, ring: *mut u8, alloc_offset: u32) -> Core {
+    pub(super) fn new(cap: usize, elem: Layout, ring: *mut u8, alloc_offset: u32) -> Core {
         Core {
             lock: ChanLock::new(),
             receivers: WaitQueue::new(),
             senders: WaitQueue::new(),
-            buffer: Buffer::new::<T>(cap, ring),
+            buffer: Buffer::new(cap, elem, ring),
             first_waiter: CacheHint::new(),
             closed: AtomicBool::new(false),
             one_side_gone: AtomicBool::new(false),

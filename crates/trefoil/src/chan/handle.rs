@@ -23,7 +23,7 @@ use super::core::{ChanSide, Core};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 
 /// A larger number of handles can only be a leak in a loop.
@@ -43,7 +43,14 @@ pub(super) type ReceiverHandle<T> = Handle<T, false>;
 
 /// Creates a channel, and returns a handle of each side.
 pub(super) fn new<T>(cap: usize) -> (SenderHandle<T>, ReceiverHandle<T>) {
-    let layout = ChanLayout::of(ring_layout(cap, size_of::<T>(), align_of::<T>()));
+    const { assert!(size_of::<T>() <= u32::MAX as usize, "a value of 4 GiB or more") };
+    let core = allocate(cap, Layout::new::<T>());
+    (Handle { core, _values: PhantomData }, Handle { core, _values: PhantomData })
+}
+
+/// Creates a channel for elements of this layout.
+fn allocate(cap: usize, elem: Layout) -> NonNull<Core> {
+    let layout = ChanLayout::of(ring_layout(cap, elem.size(), elem.align()));
     // SAFETY: the size is not zero.
     let start = unsafe { alloc(layout.whole) };
     if start.is_null() {
@@ -52,12 +59,11 @@ pub(super) fn new<T>(cap: usize) -> (SenderHandle<T>, ReceiverHandle<T>) {
     let offset = start.align_offset(layout.align);
     // SAFETY: by `ChanLayout::of` the Core and its ring fit behind `offset`, aligned. The memory is
     // new, so no other thread can reach it.
-    let core = unsafe {
+    unsafe {
         let core = NonNull::new_unchecked(start.add(offset).cast::<Core>());
-        core.write(Core::new::<T>(cap, start.add(offset + layout.ring), offset as u32));
+        core.write(Core::new(cap, elem, start.add(offset + layout.ring), offset as u32));
         core
-    };
-    (Handle { core, _values: PhantomData }, Handle { core, _values: PhantomData })
+    }
 }
 
 /// The alignment of everything that malloc returns, in bytes.
@@ -175,25 +181,33 @@ impl<T, const SENDER: bool> Handle<T, SENDER> {
     fn last_of_side_slow(&self) {
         // Frees the channel even if dropping a value panics.
         let _free = FreeIfSecond(self.core);
+        let core = self.core();
+        if let Some(contents) = core.close_side(Self::SIDE) {
+            drop(Discard::<T> { core, contents, _values: PhantomData });
+        }
+    }
+}
+
+impl Core {
+    /// Closes the channel, because a side has no handle any more. Returns the values that nobody
+    /// will receive.
+    fn close_side(&self, side: ChanSide) -> Option<Contents> {
         // Acquire: if the last handle of the other side is gone, no other thread can reach the
         // channel, and no lock is needed.
-        let alone = self.core().one_side_gone.load(Ordering::Acquire);
+        let alone = self.one_side_gone.load(Ordering::Acquire);
         if !alone {
-            self.core().close();
+            self.close();
         }
         // A closed channel that is empty stays empty.
-        if !SENDER && self.core().buffer.len() != 0 {
-            let core = self.core();
-            let mut contents = None;
-            if alone {
-                contents = Some(core.buffer.take_all());
-            } else {
-                core.locked(|| contents = Some(core.buffer.take_all()));
-            }
-            if let Some(contents) = contents {
-                drop(Discard::<T> { core, contents, _values: PhantomData });
-            }
+        if side == ChanSide::Send || self.buffer.len() == 0 {
+            return None;
         }
+        if alone {
+            return Some(self.buffer.take_all());
+        }
+        let mut contents = None;
+        self.locked(|| contents = Some(self.buffer.take_all()));
+        contents
     }
 }
 
@@ -206,9 +220,13 @@ struct Discard<'a, T> {
 
 impl<T> Discard<'_, T> {
     fn next(&mut self) -> Option<T> {
+        let mut value = MaybeUninit::<T>::uninit();
         // SAFETY: taken from this buffer, whose type is T. The channel is closed, so no thread
-        // pushes.
-        unsafe { self.core.buffer.next_of::<T>(&mut self.contents) }
+        // pushes. There is a value if the result is true.
+        unsafe {
+            let found = self.core.buffer.pop_of(&mut self.contents, value.as_mut_ptr().cast());
+            found.then(|| value.assume_init())
+        }
     }
 }
 

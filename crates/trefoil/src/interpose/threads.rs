@@ -52,7 +52,8 @@ use super::os_threads::join;
 use super::park::may_park;
 use super::symbol::NextSymbol;
 use crate::join_handle::Join;
-use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::calls::current_sched;
+use crate::sched::goroutine::spawn::{SpawnOptions, spawn};
 use crate::sched::own_context::on_thread;
 use crate::sched::simulation;
 use crate::sched::wait::{self, reason::WaitReason};
@@ -344,8 +345,11 @@ fn create(
     };
     let (of_goroutine, argument) = (thread.clone(), Argument(argument));
     let body = move || run_thread(of_goroutine, start, argument.into_inner());
+    let Some(sched) = current_sched() else {
+        unreachable!("only a thread that a goroutine starts becomes a goroutine")
+    };
     // SAFETY: everything that the closure owns is Send and 'static.
-    let g = match unsafe { spawn(SpawnTarget::Current, options, body) } {
+    let g = match unsafe { spawn(sched, options, body) } {
         Ok(g) => g,
         Err(e) if e.kind() == std::io::ErrorKind::InvalidInput => return libc::EINVAL,
         Err(_) => return libc::EAGAIN,

@@ -39,6 +39,7 @@ pub(crate) fn blocking<T>(f: impl FnOnce() -> T) -> T {
 }
 
 /// Returns the runtime of the calling goroutine; None on a plain thread.
+#[inline]
 pub(crate) fn current_sched() -> Option<&'static Sched> {
     // SAFETY: a goroutine that runs keeps its runtime alive.
     current_g().map(|g| unsafe { &*g.sched.get() })

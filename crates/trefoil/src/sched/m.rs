@@ -443,6 +443,18 @@ impl Rt {
         }
     }
 
+    /// As [`Rt::enter`], if the caller is a goroutine of `sched`. A goroutine of another runtime is
+    /// like a plain thread here.
+    #[inline]
+    pub(crate) fn enter_if_of(sched: &Sched) -> Option<Rt> {
+        let rt = Rt::enter()?;
+        if !std::ptr::eq(rt.sched(), sched) {
+            rt.leave_without_yield();
+            return None;
+        }
+        Some(rt)
+    }
+
     /// Returns the `Rt` of the M on which this goroutine was resumed: that M owns a P.
     #[inline(always)]
     pub(crate) fn after_switch() -> Rt {

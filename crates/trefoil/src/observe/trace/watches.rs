@@ -5,7 +5,7 @@ use super::Snapshot;
 use crate::join_handle::Join;
 use crate::observe::deadlock;
 use crate::observe::signals::{SignalWatch, take_arrived};
-use crate::sched::goroutine::spawn::{SpawnOptions, SpawnTarget, spawn};
+use crate::sched::goroutine::spawn::{SpawnOptions, spawn};
 use crate::sched::trigger::{Incident, Noticed, WATCHES_MAX, Watch};
 use crate::sched::{Sched, calls};
 use crate::sys::clock::{self, NEVER, Nanos};
@@ -111,7 +111,7 @@ pub(crate) fn watch(
             // SAFETY: the closure is Send and borrows nothing; its result is `()`, and this is its
             // only handle. Without memory for a stack there is no snapshot.
             unsafe {
-                if let Ok(g) = spawn(SpawnTarget::Runtime(sched), options, take) {
+                if let Ok(g) = spawn(sched, options, take) {
                     drop(Join::<()>::new(g));
                 }
             }

@@ -52,82 +52,97 @@ impl SpawnOptions {
     }
 }
 
-/// The runtime of a new goroutine.
-pub(crate) enum SpawnTarget<'a> {
-    /// The runtime of the goroutine that spawns.
-    Current,
-    /// This runtime. The caller may be any thread or goroutine.
-    Runtime(&'a Sched),
-}
-
-/// Starts a goroutine and returns its G. The caller owns the handle's side of its join cell.
+/// Starts a goroutine of `sched` and returns its G. The caller may be any thread or goroutine, and
+/// owns the handle's side of the join cell.
 ///
 /// # Safety
 /// `F` and `T` may be sent to other threads, and what they borrow lives until the goroutine has
 /// ended.
 #[inline]
 pub(crate) unsafe fn spawn<F: FnOnce() -> T, T>(
-    target: SpawnTarget<'_>,
+    sched: &Sched,
     options: SpawnOptions,
     closure: F,
 ) -> io::Result<&'static G> {
-    // Allocate before entering the runtime (sched/mod.rs, rule 2).
-    let own_stack = match options.stack_size {
-        None => None,
-        Some(size) => Some(acquire_slow(size)?),
-    };
+    // The compiler makes this function again for each closure of the program that is spawned. So
+    // only what needs the closure's type is in it.
     let reserved = TypedBody::<F, T>::reserve();
-    let labels = labels::current();
-    let stack = if own_stack.is_some() { StackKind::Own } else { StackKind::Default };
-    let rt = Rt::enter().filter(|rt| match target {
-        SpawnTarget::Current => true,
-        SpawnTarget::Runtime(sched) => {
-            let same = std::ptr::eq(rt.sched(), sched);
-            if !same {
-                // A goroutine of another runtime spawns like a plain thread.
-                rt.leave_without_yield();
-            }
-            same
-        }
-    });
-    let taken = match (rt, &target) {
-        (Some(rt), _) => take_g(rt, stack),
-        (None, SpawnTarget::Runtime(sched)) => take_g_outside(sched, stack).map_err(NoG::Memory),
-        (None, SpawnTarget::Current) => unreachable!("SpawnTarget::Current is for goroutines"),
-    };
-    let (g, id, sched) = match taken {
-        Ok(taken) => taken,
+    let new = match NewGoroutine::make(sched, options) {
+        Ok(new) => new,
         Err(e) => {
-            if let Some(rt) = rt {
-                rt.leave();
-            }
             // SAFETY: `reserve` returned it, and no G uses it.
             unsafe { TypedBody::<F, T>::unreserve(reserved) };
-            if let Some(stack) = own_stack {
-                mem::release(stack);
-            }
-            return Err(explain_no_memory(e.into()));
+            return Err(e);
         }
     };
-    // SAFETY: this function owns the G; the caller's contract covers F and T.
-    unsafe { TypedBody::<F, T>::put(g, closure, reserved) };
-    let created_at = options.created_at;
-    init_g(g, id, sched, options, own_stack, labels);
-    match rt {
-        Some(rt) => {
-            record::created(rt, g.into(), created_at);
-            latency::becomes_runnable(rt, g);
-            rt.p().push_next(rt.sched(), g);
-            rt.sched().wake();
-            rt.leave();
-        }
-        None => {
-            record::created_outside(sched, g.into(), created_at);
-            sched.stopwatches.start(&g.head);
-            sched.push_fresh_from_outside(g);
+    // SAFETY: `new` owns the G; the caller's contract covers F and T.
+    unsafe { TypedBody::<F, T>::put(new.g, closure, reserved) };
+    Ok(new.start(sched))
+}
+
+/// A goroutine that has everything but its closure. It fits into two registers.
+struct NewGoroutine {
+    g: &'static G,
+    /// The caller is inside the runtime until [`NewGoroutine::start`]. None on a plain thread, and
+    /// on a goroutine of another runtime.
+    rt: Option<Rt>,
+}
+
+impl NewGoroutine {
+    /// Takes a G and its stack, and enters the runtime.
+    #[inline(never)]
+    fn make(sched: &Sched, options: SpawnOptions) -> io::Result<NewGoroutine> {
+        // Allocate before entering the runtime (sched/mod.rs, rule 2).
+        let own_stack = match options.stack_size {
+            None => None,
+            Some(size) => Some(acquire_slow(size)?),
+        };
+        let labels = labels::current();
+        let stack = if own_stack.is_some() { StackKind::Own } else { StackKind::Default };
+        let rt = Rt::enter_if_of(sched);
+        let taken = match rt {
+            Some(rt) => take_g(rt, stack),
+            None => take_g_outside(sched, stack).map_err(NoG::Memory),
+        };
+        match taken {
+            Ok((g, id, sched)) => {
+                init_g(g, id, sched, options, own_stack, labels);
+                Ok(NewGoroutine { g, rt })
+            }
+            Err(e) => {
+                if let Some(rt) = rt {
+                    rt.leave();
+                }
+                if let Some(stack) = own_stack {
+                    mem::release(stack);
+                }
+                Err(explain_no_memory(e.into()))
+            }
         }
     }
-    Ok(g)
+
+    /// Makes it runnable in its runtime, `sched`. Its closure is in its place.
+    #[inline(never)]
+    fn start(self, sched: &Sched) -> &'static G {
+        let NewGoroutine { g, rt } = self;
+        g.state.set_runnable();
+        let created_at = g.created_at.get();
+        match rt {
+            Some(rt) => {
+                record::created(rt, g.into(), created_at);
+                latency::becomes_runnable(rt, g);
+                rt.p().push_next(sched, g);
+                sched.wake();
+                rt.leave();
+            }
+            None => {
+                record::created_outside(sched, g.into(), created_at);
+                sched.stopwatches.start(&g.head);
+                sched.push_fresh_from_outside(g);
+            }
+        }
+        g
+    }
 }
 
 /// Starts a detached goroutine from inside the runtime, for the function of a timer that fires. The
@@ -149,6 +164,7 @@ pub(crate) fn spawn_in<F: FnOnce() + Send + 'static>(
     // memory was reserved.
     unsafe { TypedBody::<F, ()>::put(g, f, std::ptr::null_mut()) };
     init_g(g, id, sched, SpawnOptions { created_at, ..SpawnOptions::plain() }, None, None);
+    g.state.set_runnable();
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
     record::created(rt, g.into(), created_at);
@@ -164,6 +180,7 @@ pub(crate) fn new_carrier(rt: Rt, f: fn()) -> Result<&'static G, NoG> {
     // SAFETY: this function owns the G, and a function pointer fits into it.
     unsafe { TypedBody::<fn(), ()>::put(g, f, std::ptr::null_mut()) };
     init_g(g, id, sched, SpawnOptions::plain(), None, None);
+    g.state.set_runnable();
     g.head.set_kind(RunKind::Carrier);
     let detached = g.join.detach(0);
     debug_assert_eq!(detached, Detached::Running, "the goroutine has not started yet");
@@ -260,7 +277,7 @@ fn take_g_outside(sched: &Sched, stack: StackKind) -> io::Result<(&'static G, u6
     Ok((g, sched.take_ids(1), sched))
 }
 
-/// Sets every field of a new G except its closure, and makes it runnable.
+/// Sets every field of a new G except its closure and its state.
 fn init_g(
     g: &'static G,
     id: u64,
@@ -288,7 +305,6 @@ fn init_g(
     if let Some(simulation) = &sched.simulation {
         simulation::note_start(simulation, id);
     }
-    g.state.set_runnable();
     if let Some(stack) = own_stack {
         switch::attach_stack(g, stack);
     }
