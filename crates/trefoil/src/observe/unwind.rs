@@ -2,9 +2,11 @@
 //! sample that has copied both.
 //!
 //! The goroutine may be resumed at any moment, and then the words that are read from its stack are
-//! meaningless. That does no harm: reads stay inside the stack and their number is limited.
-//! Afterwards the frames are discarded unless the goroutine was suspended all the time and its G
-//! was not reused. Return addresses come from the unwind tables of the loaded objects;
+//! meaningless. So they are copied first, twice. They are those of one moment if both copies are
+//! equal, and the goroutine was suspended before and after, at the same place. It may have run
+//! meanwhile and be suspended there again: no counter of a goroutine's switches tells, because each
+//! switch would pay for it. But then the copies differ, unless its stack is what it was before.
+//! Reads stay inside the stack. Return addresses come from the unwind tables of the loaded objects;
 //! `symbols/` resolves them. The tables of libraries are copied, so that a `dlclose` meanwhile
 //! does no harm.
 //!
@@ -16,12 +18,16 @@ use crate::sched::g::{G, Status};
 use crate::sys::objects::{self, Version};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
+use std::sync::atomic::{Ordering, fence};
 use trefoil_base::symbols::{
     self as symbols, Bytes, CodeAddress, Cpu, Module, RegisterValue, UnwindTables,
 };
 
 /// Frames that are followed at most. More than are shown, because the runtime's own are included.
 const FRAMES_MAX: usize = 256;
+
+/// How much of a stack is copied at most. Frames above are not found.
+const COPY_MAX: usize = 1 << 20;
 
 /// The registers as the unwinder takes them.
 fn for_unwinder(Registers { pc, sp, fp, lr, rbx }: Registers) -> symbols::Registers {
@@ -113,18 +119,26 @@ impl Tables {
         if !sp.is_multiple_of(8) || sp < low || sp + SUSPENDED_BYTES > high {
             return None;
         }
-        let (start, end) = (sp as u64, high as u64);
-        let mut read = |address: u64| {
-            let inside = (start..=end - 8).contains(&address) && address.is_multiple_of(8);
+        let used = g.stack_depth_hint().min(high - sp).min(COPY_MAX) / 8;
+        let word_at = |i: usize| {
             // SAFETY: inside the stack's mapping, which is never unmapped. If the goroutine runs
-            // meanwhile, the value may be torn, and the check below discards the frames.
-            inside.then(|| unsafe { (address as *const u64).read_volatile() })
+            // meanwhile, the value may be meaningless, and the checks below discard it.
+            unsafe { (sp as *const u64).add(i).read_volatile() }
         };
-        let registers = Registers::suspended(start, &mut read)?;
-        let frames = self.unwind(registers, 0..0, &mut read);
-        // Acquire: the stack is read before the status is read again.
-        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-        (g.status() == status && g.sp_hint() == sp && g.id() == id).then_some(frames)
+        let words: Vec<u64> = (0..used).map(word_at).collect();
+        // Acquire: the first copy is read before the second one, and that before the status.
+        fence(Ordering::Acquire);
+        let are_equal = words.iter().enumerate().all(|(i, word)| word_at(i) == *word);
+        fence(Ordering::Acquire);
+        if !are_equal || g.status() != status || g.sp_hint() != sp || g.id() != id {
+            return None;
+        }
+        let mut read = |address: u64| {
+            let offset = address.checked_sub(sp as u64)?;
+            if offset.is_multiple_of(8) { words.get(offset as usize / 8).copied() } else { None }
+        };
+        let registers = Registers::suspended(sp as u64, &mut read)?;
+        Some(self.unwind(registers, 0..0, &mut read))
     }
 }
 
@@ -261,9 +275,17 @@ pub(super) fn own_stack(addresses: &mut [OwnAddress]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chan::{self, Receiver};
+    use crate::observe::symbols::Resolver;
+    use crate::sched::current_g;
     use crate::sys::rng::Rng;
     use crate::sys::syscalls;
+    use std::collections::HashMap;
+    use std::hint::black_box;
     use std::ptr::null_mut;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
 
     const PAGE: u64 = 1 << 16;
     /// Where the made object has its tables, before relocation.
@@ -445,5 +467,88 @@ mod tests {
             most = most.max(frames.len());
         }
         assert!(most > 2, "at most {most} frames: the test damages nothing");
+    }
+
+    /// What the functions below return, at least, if the channel is closed.
+    const CLOSED: u32 = 1 << 20;
+
+    // The results differ: otherwise the compiler makes one function of both.
+    #[inline(never)]
+    fn inner_a(rx: &Receiver<()>) -> u32 {
+        black_box(rx.recv().map_or(CLOSED, |()| 1)) + 1
+    }
+
+    #[inline(never)]
+    fn inner_b(rx: &Receiver<()>) -> u32 {
+        black_box(rx.recv().map_or(CLOSED, |()| 1)) + 2
+    }
+
+    #[inline(never)]
+    fn deep(depth: u32, inner: fn(&Receiver<()>) -> u32, rx: &Receiver<()>) -> u32 {
+        if depth == 0 { inner(rx) } else { black_box(deep(depth - 1, inner, rx)) + 1 }
+    }
+
+    #[inline(never)]
+    fn outer_a(rx: &Receiver<()>) -> u32 {
+        black_box(deep(60, inner_a, rx)) + 1
+    }
+
+    #[inline(never)]
+    fn outer_b(rx: &Receiver<()>) -> u32 {
+        black_box(deep(60, inner_b, rx)) + 2
+    }
+
+    #[test]
+    fn frames_are_those_of_one_wait() {
+        const TIME: Duration = Duration::from_secs(1);
+        let runtime = crate::Runtime::builder().procs(1).build().unwrap();
+        let (tx, rx) = chan::bounded(0);
+        let (tell, told) = std::sync::mpsc::channel();
+        // After every third wait, the stack below is another one, at the same depth.
+        let waits = runtime.go(move || {
+            tell.send(current_g().unwrap()).unwrap();
+            for outer in [outer_a, outer_a, outer_a, outer_b, outer_b, outer_b].into_iter().cycle()
+            {
+                if outer(&rx) >= CLOSED {
+                    break;
+                }
+            }
+        });
+        let is_over = Arc::new(AtomicBool::new(false));
+        let is_over_too = is_over.clone();
+        let wakes = runtime.go(move || {
+            while !is_over_too.load(Ordering::Relaxed) {
+                tx.send(()).unwrap();
+            }
+        });
+        let g = told.recv().unwrap();
+        let (begin, mut tables) = (Instant::now(), Tables::load());
+        let mut of_address = HashMap::new();
+        let (mut found, mut mixed) = (0, 0);
+        while begin.elapsed() < TIME || found == 0 {
+            let Some(frames) = tables.frames(g) else { continue };
+            let mut seen = [false; 4];
+            for address in frames {
+                let functions = of_address.entry(address).or_insert_with(|| {
+                    let mut functions = [false; 4];
+                    Resolver::lock().calls(address, &mut |call| {
+                        let name = symbols::demangle(call.name.unwrap_or_default());
+                        for (i, part) in
+                            ["inner_a", "outer_b", "inner_b", "outer_a"].iter().enumerate()
+                        {
+                            functions[i] |= name.contains(part);
+                        }
+                    });
+                    functions
+                });
+                (0..4).for_each(|i| seen[i] |= functions[i]);
+            }
+            found += u32::from(seen != [false; 4]);
+            mixed += u32::from(seen[0] && seen[1] || seen[2] && seen[3]);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        wakes.unwrap().join().unwrap();
+        waits.unwrap().join().unwrap();
+        assert_eq!(mixed, 0, "of {found}");
     }
 }
