@@ -143,6 +143,7 @@ fn what_cannot_be_watched_is_told() {
         ("4000000", "there is no process 4000000"),
         ("ftp://host", "expected the number of a process"),
         ("http://127.0.0.1:1", "http://127.0.0.1:1:"),
+        ("\u{1b}]0;x\u{7}", "trefoil: \\u{1b}]0;x\\u{7}: expected"),
     ] {
         let output = trefoil().args(["top", target]).output().unwrap();
         let err = String::from_utf8_lossy(&output.stderr);

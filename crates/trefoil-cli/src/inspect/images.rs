@@ -6,13 +6,17 @@
 //! from its file any more. So a file counts as loaded where its segments (`PT_LOAD`) are, each at
 //! its distance from the others and, if it has code, executable.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::ops::Range;
-use std::path::Path;
 
 use trefoil_base::symbols::{Elf, Segment};
 
-use super::memory::{Mapping, Process};
+use super::memory::Mapping;
+
+/// Loaded segments of a file that are read at most. Linkers write about 4.
+const LOADS_MAX: usize = 64;
+/// Places that are checked at most for whether a file is loaded there.
+const BIASES_MAX: usize = 4096;
 
 /// A place where a file is loaded.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,29 +27,28 @@ pub(super) struct Image {
     pub(super) range: Range<u64>,
 }
 
-/// Returns the mappings of each file.
-pub(super) fn files(process: &Process) -> BTreeMap<&Path, Vec<&Mapping>> {
-    let mut files: BTreeMap<&Path, Vec<&Mapping>> = BTreeMap::new();
-    for mapping in &process.mappings {
-        files.entry(&mapping.path).or_default().push(mapping);
-    }
-    files
+/// Returns the segments of a file that are loaded.
+pub(super) fn loads<'a>(elf: &Elf<'a>) -> impl Iterator<Item = Segment<'a>> + use<'a> {
+    elf.segments().filter(|segment| segment.kind == libc::PT_LOAD).take(LOADS_MAX)
 }
 
 /// Returns where a file is loaded: nowhere if it is only read, and several times if it was loaded
 /// into several namespaces. If no place has all segments, returns those that have the most.
+///
+/// The mappings are in the order of addresses.
 pub(super) fn images(elf: &Elf<'_>, mappings: &[&Mapping]) -> Vec<Image> {
     let end = |segment: &Segment<'_>| segment.address.checked_add(segment.size);
-    let loads = || elf.segments().filter(|s| s.kind == libc::PT_LOAD && end(s).is_some());
-    let in_file = || loads().filter(|segment| segment.file_size != 0);
+    let loads: Vec<_> = loads(elf).filter(|segment| end(segment).is_some()).collect();
+    let in_file = || loads.iter().filter(|segment| segment.file_size != 0);
     let (Some(first), Some(start), Some(end)) = (
         in_file().next(),
-        loads().map(|segment| segment.address).min(),
-        loads().filter_map(|segment| end(&segment)).max(),
+        loads.iter().map(|segment| segment.address).min(),
+        loads.iter().filter_map(end).max(),
     ) else {
         return Vec::new();
     };
     let mut found: Vec<(usize, Image)> = Vec::new();
+    let mut biases = HashSet::new();
     for mapping in mappings {
         let bias = mapping
             .start
@@ -53,13 +56,15 @@ pub(super) fn images(elf: &Elf<'_>, mappings: &[&Mapping]) -> Vec<Image> {
             .wrapping_add(first.offset)
             .wrapping_sub(first.address);
         let range = bias.wrapping_add(start)..bias.wrapping_add(end);
-        let image = Image { bias, range };
-        if image.range.is_empty() || found.iter().any(|(_, other)| *other == image) {
+        if range.is_empty() || !biases.insert(bias) {
             continue;
+        }
+        if biases.len() > BIASES_MAX {
+            break;
         }
         let segments = in_file().filter(|segment| is_mapped(segment, bias, mappings)).count();
         if segments != 0 {
-            found.push((segments, image));
+            found.push((segments, Image { bias, range }));
         }
     }
     let most = found.iter().map(|&(segments, _)| segments).max();
@@ -74,15 +79,16 @@ pub(super) fn images(elf: &Elf<'_>, mappings: &[&Mapping]) -> Vec<Image> {
 /// bias.
 fn is_mapped(segment: &Segment<'_>, bias: u64, mappings: &[&Mapping]) -> bool {
     let address = bias.wrapping_add(segment.address);
-    mappings.iter().any(|mapping| {
-        (mapping.start..mapping.end).contains(&address)
+    let after = mappings.partition_point(|mapping| mapping.start <= address);
+    mappings[..after].last().is_some_and(|mapping| {
+        address < mapping.end
             && mapping.offset.checked_add(address - mapping.start) == Some(segment.offset)
             && (mapping.is_executable || !segment.is_executable)
     })
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::path::PathBuf;
 
@@ -94,9 +100,9 @@ mod tests {
     const FILE_BYTES: u64 = 0x5800;
 
     /// Flags, offset, address, bytes in the file, bytes in memory.
-    type Header = (u32, u64, u64, u64, u64);
+    pub(in super::super) type Header = (u32, u64, u64, u64, u64);
 
-    const R: u32 = libc::PF_R;
+    pub(in super::super) const R: u32 = libc::PF_R;
     const RX: u32 = libc::PF_R | libc::PF_X;
     const RW: u32 = libc::PF_R | libc::PF_W;
 
@@ -107,7 +113,8 @@ mod tests {
         (RW, 0x4800, 0x5800, 0x1000, 0x3000),
     ];
 
-    fn file(headers: &[Header]) -> Vec<u8> {
+    /// Returns a file with these segments, without their bytes.
+    pub(in super::super) fn file(headers: &[Header]) -> Vec<u8> {
         let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
         bytes.resize(64, 0);
         bytes[32] = 64;
@@ -212,5 +219,35 @@ mod tests {
         assert_eq!(found(&[(RX, 0, 0, 0, 0x1000)], &loaded(BASE)), []);
         assert_eq!(found(HEADERS, &[mapping(BASE, BASE - 1, u64::MAX, true)]), []);
         assert_eq!(found(HEADERS, &[mapping(u64::MAX - 1, u64::MAX, 0, false)]), []);
+    }
+
+    #[test]
+    fn many_mappings_and_segments_are_checked_in_little_time() {
+        let mut headers = HEADERS.to_vec();
+        headers.extend((0..200u64).map(|i| (R, i << 12, (i + 100) << 12, 0x1000, 0x1000)));
+        let file = file(&headers);
+        let made = (0..20_000u64).map(|i| {
+            let start = 0x1000_0000 + 0x2000 * i;
+            mapping(start, start + 0x1000, 0, true)
+        });
+        let made: Vec<Mapping> = made.collect();
+        let mappings: Vec<&Mapping> = made.iter().collect();
+        let begin = std::time::Instant::now();
+        let images = images(&Elf::parse(&file).unwrap(), &mappings);
+        let time = begin.elapsed();
+        assert!(time.as_millis() < 1000, "{time:?}");
+        assert_eq!(images.len(), BIASES_MAX);
+    }
+
+    #[test]
+    fn a_file_that_is_mapped_piecewise_counts_once_per_distance() {
+        // As many pieces as a process can have, all at the same distance.
+        let pieces = (0..60_000u64).map(|i| {
+            let at = i * 0x1000;
+            mapping(0x1_0000_0000 + at, 0x1_0000_0000 + at + 0x1000, at, false)
+        });
+        let mut mappings: Vec<Mapping> = pieces.collect();
+        mappings.extend(loaded(BASE));
+        assert_eq!(found(HEADERS, &mappings), [BIAS]);
     }
 }

@@ -15,8 +15,6 @@ use trefoil_base::symbols::{Cpu, RegisterValue, Registers};
 const TEXT_BYTES_MAX: usize = 4096;
 /// Bytes of notes in a core file that are read at most: they have the registers of each thread.
 const NOTE_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of a program or library that are read at most.
-const ELF_BYTES_MAX: u64 = 8 << 30;
 
 /// The process that a command inspects.
 pub(super) struct Process {
@@ -46,6 +44,7 @@ enum Source {
 }
 
 /// A part of a file in the memory of the process.
+#[derive(PartialEq)]
 pub(super) struct Mapping {
     pub(super) start: u64,
     pub(super) end: u64,
@@ -359,23 +358,24 @@ fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Reads a file if it is a program or a library. Other files may be mapped too: large ones,
-/// devices.
-pub(super) fn read_elf(path: &Path) -> Option<Vec<u8>> {
-    let file = open_file(path).ok()?;
+/// devices. One of more than `bytes_max` bytes is the error [`io::ErrorKind::FileTooLarge`].
+pub(super) fn read_elf(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let file = open_file(path)?;
     let mut magic = [0; 4];
-    file.read_exact_at(&mut magic, 0).ok()?;
-    let bytes = file.metadata().ok()?.len();
-    if magic != *b"\x7fELF" || bytes > ELF_BYTES_MAX {
-        return None;
+    file.read_exact_at(&mut magic, 0)?;
+    if magic != *b"\x7fELF" {
+        return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut contents = vec![0; usize::try_from(bytes).ok()?];
-    file.read_exact_at(&mut contents, 0).ok()?;
-    Some(contents)
+    let bytes = Some(file.metadata()?.len()).filter(|&bytes| bytes <= bytes_max);
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    let mut contents = vec![0; bytes.ok_or(io::ErrorKind::FileTooLarge)?];
+    file.read_exact_at(&mut contents, 0)?;
+    Ok(contents)
 }
 
 /// Returns a text from the process or its files with control characters replaced: a terminal would
 /// obey them.
-pub(super) fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let is_harmless = |c: &char| !c.is_control() || matches!(c, '\n' | '\t');
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -676,7 +676,7 @@ pub(super) mod tests {
         let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: the name ends with a zero.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        assert!(open_file(&path).is_err() && read_elf(&path).is_none());
+        assert!(open_file(&path).is_err() && read_elf(&path, u64::MAX).is_err());
         assert!(Process::open(path.to_str().unwrap()).is_err());
         std::fs::remove_file(&path).unwrap();
         assert!(open_file(Path::new("/dev/zero")).is_err());

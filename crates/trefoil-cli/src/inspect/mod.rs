@@ -5,6 +5,7 @@
 //! thread is stopped, so the stack of a goroutine that runs is shown only if its thread is blocked
 //! in the kernel, or stopped.
 
+mod files;
 mod goroutines;
 mod images;
 mod layout;
@@ -17,10 +18,13 @@ use std::process::ExitCode;
 
 use crate::print_error;
 use crate::report::print_line;
+use files::LoadedFiles;
 use goroutines::Runtime;
-use memory::{Process, printable};
+use layout::Layout;
+use memory::Process;
 use stacks::Unwinder;
 
+pub(crate) use memory::printable;
 pub(crate) use outside::Outside;
 
 pub(crate) struct Ps {
@@ -76,8 +80,11 @@ fn inspect(
 ) -> Result<(), String> {
     let process = Process::open(name)?;
     let named = |error| format!("{name}: {error}");
-    let mut unwinder = Unwinder::new(&process);
-    let runtimes = goroutines::read(&process, &mut unwinder).map_err(named)?;
+    let loaded = LoadedFiles::read(&process);
+    let mut unwinder = Unwinder::new(process.cpu, &loaded);
+    let runtimes = Layout::find_all(&process, &loaded)
+        .and_then(|layouts| goroutines::read(&process, &layouts, &mut unwinder))
+        .map_err(named)?;
     if runtimes.is_empty() {
         return Err(named(
             "no runtime is in it: none has started, or the process ended meanwhile".to_owned(),

@@ -3,18 +3,20 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use super::files::LoadedFiles;
 use super::goroutines::{self, Goroutine, Kind, Runtime};
 use super::layout::Layout;
-use super::memory::Process;
+use super::memory::{Mapping, Process};
 use super::show;
 use super::stacks::Unwinder;
 use crate::top::view::{Group, P, View};
 
-/// What is the same for all views of a process: its files and their symbols.
+/// What is kept from view to view of a process: its files and their symbols.
 pub(crate) struct Outside {
     pid: u32,
     program: String,
     process: Process,
+    loaded: LoadedFiles,
     layouts: Vec<Layout>,
     unwinder: Unwinder,
 }
@@ -22,18 +24,34 @@ pub(crate) struct Outside {
 impl Outside {
     pub(crate) fn open(pid: u32) -> Result<Outside, String> {
         let process = Process::open(&pid.to_string())?;
-        let layouts = Layout::find_all(&process).map_err(|e| format!("{pid}: {e}"))?;
-        let unwinder = Unwinder::new(&process);
+        let loaded = LoadedFiles::read(&process);
+        let layouts = Layout::find_all(&process, &loaded).map_err(|e| format!("{pid}: {e}"))?;
+        let unwinder = Unwinder::new(process.cpu, &loaded);
         let exe = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let program = exe.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Outside { pid, program, process, layouts, unwinder })
+        Ok(Outside { pid, program, process, loaded, layouts, unwinder })
+    }
+
+    /// Reads the files that the process has loaded or unloaded since the last view.
+    fn update(&mut self) -> Result<(), String> {
+        let process = Process::open(&self.pid.to_string())?;
+        if code(&process).eq(code(&self.process)) {
+            return Ok(());
+        }
+        self.loaded.update(&process);
+        self.layouts =
+            Layout::find_all(&process, &self.loaded).map_err(|e| format!("{}: {e}", self.pid))?;
+        self.unwinder.update(&self.loaded);
+        self.process = process;
+        Ok(())
     }
 
     fn runtimes(&mut self) -> Result<Vec<Runtime>, String> {
         if !Path::new(&format!("/proc/{}", self.pid)).exists() {
             return Err(format!("process {} has ended", self.pid));
         }
-        let read = goroutines::read_at(&self.process, &self.layouts, &mut self.unwinder);
+        self.update()?;
+        let read = goroutines::read(&self.process, &self.layouts, &mut self.unwinder);
         let runtimes = read.map_err(|e| format!("{}: {e}", self.pid))?;
         match runtimes.is_empty() {
             true => Err(format!("{}: it uses trefoil, but no runtime has started", self.pid)),
@@ -118,6 +136,11 @@ impl Outside {
     }
 }
 
+/// Returns the mappings that change when a library is loaded or unloaded.
+fn code(process: &Process) -> impl Iterator<Item = &Mapping> {
+    process.mappings.iter().filter(|mapping| mapping.is_executable)
+}
+
 fn ps(runtime: &Runtime) -> Vec<P> {
     let p = |p: &goroutines::P| {
         let m = runtime.ms.iter().find(|m| Some(m.id) == p.m);
@@ -133,4 +156,29 @@ fn ps(runtime: &Runtime) -> Vec<P> {
         }
     };
     runtime.ps.iter().map(p).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_loaded_later_has_names() {
+        let _runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
+        let mut outside = Outside::open(std::process::id()).unwrap();
+        outside.view(None).unwrap();
+        // SAFETY: the names end with a zero; the library runs no code that needs more.
+        let (library, function) = unsafe {
+            let library = libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW);
+            (library, libc::dlsym(library, c"ns_parse_ttl".as_ptr()).addr() as u64)
+        };
+        assert!(!library.is_null() && function != 0);
+        outside.view(None).unwrap();
+        let name = |outside: &mut Outside| outside.unwinder.frames(&[function])[0].name.clone();
+        assert!(name(&mut outside).contains("ns_parse_ttl"), "{}", name(&mut outside));
+        // SAFETY: nothing uses the library.
+        assert_eq!(unsafe { libc::dlclose(library) }, 0);
+        outside.view(None).unwrap();
+        assert!(!name(&mut outside).contains("ns_parse_ttl"), "{}", name(&mut outside));
+    }
 }

@@ -3,16 +3,16 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use trefoil_base::symbols::{
-    Bytes, CodeAddress, Cpu, Elf, Frame, RegisterValue, Registers, Resolved, SymbolFile,
-    UnwindTables, demangle, shown,
+    Bytes, CodeAddress, Cpu, Frame, RegisterValue, Registers, Resolved, SymbolFile, UnwindTables,
+    demangle, shown,
 };
 
-use super::images::{Image, files, images};
-use super::memory::{Mapping, Process, read_elf};
+use super::files::{LoadedFile, LoadedFiles};
+use super::images::Image;
 
 /// Frames that are followed at most, the runtime's own included.
 const FRAMES_MAX: usize = 256;
@@ -28,7 +28,7 @@ pub(super) struct Unwinder {
     resolved: HashMap<u64, Vec<Resolved>>,
 }
 
-/// A file that is loaded: the program or a library.
+/// A place where a file is loaded.
 struct Module {
     range: Range<u64>,
     /// What is added to an address of the file.
@@ -67,23 +67,27 @@ pub(super) enum Innermost {
 }
 
 impl Unwinder {
-    pub(super) fn new(process: &Process) -> Unwinder {
+    pub(super) fn new(cpu: Cpu, loaded: &LoadedFiles) -> Unwinder {
         let mut this = Unwinder {
-            tables: UnwindTables::new(process.cpu),
+            tables: UnwindTables::new(cpu),
             modules: Vec::new(),
             resolved: HashMap::new(),
         };
-        for (path, mappings) in files(process) {
-            // A file that is gone, or is data, has no frames.
-            this.add(path, &mappings);
-        }
+        loaded.files.iter().for_each(|file| this.add(file));
         this
     }
 
-    fn add(&mut self, path: &Path, mappings: &[&Mapping]) -> Option<()> {
-        // Kept until the command ends.
-        let bytes: &'static [u8] = read_elf(path)?.leak();
-        let elf = Elf::parse(bytes)?;
+    /// Changes the files to those that are loaded now. Keeps the symbols of those that were before.
+    pub(super) fn update(&mut self, loaded: &LoadedFiles) {
+        let mut before = std::mem::replace(self, Unwinder::new(self.tables.cpu(), loaded)).modules;
+        for module in &mut self.modules {
+            let same = before.iter_mut().find(|old| std::ptr::eq(old.bytes, module.bytes));
+            module.symbols = same.and_then(|old| old.symbols.take());
+        }
+    }
+
+    fn add(&mut self, file: &LoadedFile) {
+        let LoadedFile { path, bytes, elf, images } = file;
         let section = |name: &str| {
             let section = elf.section(name)?;
             let range = section.address..section.address.saturating_add(section.size);
@@ -91,17 +95,16 @@ impl Unwinder {
         };
         let part = |name: &str| section(name).map(|(range, bytes)| (range, Bytes::Static(bytes)));
         let text = section(".text").map(|(range, bytes)| (range.start, bytes));
-        for Image { bias, range } in images(&elf, mappings) {
+        for Image { bias, range } in images.iter().cloned() {
             self.tables.add(trefoil_base::symbols::Module {
                 range: range.clone(),
                 bias,
                 eh_frame: part(".eh_frame"),
                 eh_frame_hdr: part(".eh_frame_hdr"),
             });
-            let path = path.into();
+            let path = path.clone();
             self.modules.push(Module { range, bias, path, bytes, text, symbols: None });
         }
-        Some(())
     }
 
     /// Returns the code addresses of the calls on a stack, innermost first.

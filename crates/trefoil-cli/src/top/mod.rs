@@ -20,7 +20,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::inspect::Outside;
+use crate::inspect::{Outside, printable};
 use crate::print_error;
 use crate::report::print_line;
 use server::Address;
@@ -56,7 +56,7 @@ pub(crate) fn run(top: &Top) -> ExitCode {
         watch(source, first)
     });
     shown.unwrap_or_else(|error| {
-        print_error(error);
+        print_error(printable(&error));
         ExitCode::FAILURE
     })
 }
@@ -87,8 +87,7 @@ fn choose() -> Result<Option<u32>, String> {
         several => {
             print_line("     PID  SERVER  PROGRAM");
             for process in several {
-                let server = if process.has_server { "socket" } else { "–" };
-                print_line(format_args!("{:>8}  {server:<6}  {}", process.pid, process.program));
+                print_line(process.line());
             }
             print_line("Name one of them: trefoil top PID");
             Ok(None)

@@ -3,11 +3,13 @@
 use std::fmt::Write;
 
 use super::view::{self, Sort, View, age};
+use crate::inspect::printable;
 use crate::report::grouped;
 
 /// Lines that a part of the page has at most.
 const LINES_MAX: usize = 40;
 
+/// Returns the page, with control characters of names replaced: a terminal would obey them.
 pub(super) fn page(view: &View) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "{}\n{}", view.title(), view.numbers());
@@ -62,5 +64,46 @@ pub(super) fn page(view: &View) -> String {
         let runs = p.runs.as_deref().unwrap_or("–");
         let _ = writeln!(out, "{}  {}  {m}  {thread}  {queue}  {runs}", p.id, p.status);
     }
-    out
+    printable(&out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::{Group, P};
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_characters_of_names() {
+        let name = || "\u{1b}]0;title\u{7}".to_owned();
+        let group = Group {
+            state: name(),
+            function: name(),
+            created_at: name(),
+            waits_at: name(),
+            ..Group::default()
+        };
+        let p = P {
+            id: 0,
+            status: name(),
+            m: None,
+            thread: None,
+            queue: None,
+            slices: None,
+            runs: Some(name()),
+        };
+        let view = View {
+            program: name(),
+            source: name(),
+            ps: vec![p],
+            latencies: vec![(name(), 1, 1)],
+            groups: vec![group],
+            groups_total: 1,
+            waits: Some(vec![name()]),
+            deadlocks: Some(vec![name()]),
+            ..View::default()
+        };
+        let page = page(&view);
+        assert!(!page.contains(|c: char| c.is_control() && c != '\n'), "{page:?}");
+        assert_eq!(page.matches("\\u{1b}]0;title\\u{7}").count(), 11);
+    }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::server::Address;
+use crate::inspect::printable;
 use crate::proc;
 
 /// What the table of a program that uses trefoil begins with (`inspect/layout.rs`). It is a static,
@@ -19,6 +20,14 @@ pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) has_server: bool,
+}
+
+impl Process {
+    /// Returns its line in the list of processes.
+    pub(super) fn line(&self) -> String {
+        let server = if self.has_server { "socket" } else { "–" };
+        format!("{:>8}  {server:<6}  {}", self.pid, printable(&self.program))
+    }
 }
 
 /// Returns the processes, without this one.
@@ -66,6 +75,13 @@ fn has_table(exe: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_characters_of_programs() {
+        let program = "a\u{1b}]0;b\u{7}".to_owned();
+        let process = Process { pid: 7, program, has_server: true };
+        assert_eq!(process.line(), "       7  socket  a\\u{1b}]0;b\\u{7}");
+    }
 
     #[test]
     fn a_program_with_trefoil_is_told_from_others() {

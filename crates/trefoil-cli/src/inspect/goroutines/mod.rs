@@ -124,13 +124,8 @@ pub(super) enum Stack {
     None,
 }
 
-/// Reads the goroutines of all runtimes.
-pub(super) fn read(process: &Process, unwinder: &mut Unwinder) -> Result<Vec<Runtime>, String> {
-    read_at(process, &Layout::find_all(process)?, unwinder)
-}
-
-/// As [`read`], with the tables of the process.
-pub(super) fn read_at(
+/// Reads the goroutines of all runtimes, with the tables of the process.
+pub(super) fn read(
     process: &Process,
     layouts: &[Layout],
     unwinder: &mut Unwinder,
@@ -346,6 +341,7 @@ impl M {
 
 #[cfg(test)]
 mod tests {
+    use super::super::files::LoadedFiles;
     use super::super::memory::tests::random;
     use super::*;
 
@@ -368,8 +364,10 @@ mod tests {
             }
         });
         let mut process = Process::open(&std::process::id().to_string()).unwrap();
-        let mut unwinder = Unwinder::new(&process);
-        let layouts = || Layout::find_all(&Process::open(&std::process::id().to_string()).unwrap());
+        let loaded = LoadedFiles::read(&process);
+        let mut unwinder = Unwinder::new(process.cpu, &loaded);
+        let own = Process::open(&std::process::id().to_string()).unwrap();
+        let layouts = || Layout::find_all(&own, &loaded);
         let whole = Reader::new(&process, &layouts().unwrap()[0]).unwrap();
         let found = whole.runtimes(&mut unwinder).unwrap();
         assert!(found.iter().map(|r| r.goroutines.len()).sum::<usize>() >= 40);
@@ -413,10 +411,11 @@ mod tests {
             guard
         });
         let process = Process::open(&std::process::id().to_string()).unwrap();
-        let mut unwinder = Unwinder::new(&process);
-        let mut layout = Layout::find_all(&process).unwrap().remove(0);
+        let loaded = LoadedFiles::read(&process);
+        let mut unwinder = Unwinder::new(process.cpu, &loaded);
+        let mut layout = Layout::find_all(&process, &loaded).unwrap().remove(0);
         let mut read = |layout: &Layout| loop {
-            let found = read_at(&process, std::slice::from_ref(layout), &mut unwinder).unwrap();
+            let found = super::read(&process, std::slice::from_ref(layout), &mut unwinder).unwrap();
             let mut all = found.into_iter().flat_map(|runtime| runtime.goroutines);
             let waiter = all.find(|g| g.name.as_deref() == Some("waiter")).unwrap();
             if waiter.is_waiting {
@@ -437,7 +436,7 @@ mod tests {
     fn a_list_that_leads_back_to_itself_ends() {
         let runtime = trefoil::Runtime::builder().procs(1).build().unwrap();
         let process = Process::open(&std::process::id().to_string()).unwrap();
-        let layout = Layout::find_all(&process).unwrap().remove(0);
+        let layout = Layout::find_all(&process, &LoadedFiles::read(&process)).unwrap().remove(0);
         let mut reader = Reader::new(&process, &layout).unwrap();
         let at = &reader.at;
         let bytes = [
